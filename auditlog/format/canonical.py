@@ -1,0 +1,44 @@
+"""Canonical JSON (RFC 8785): one document, one byte string. Used for the manifest and for event bodies."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import rfc8785
+
+from auditlog.errors import FormatError
+
+
+def canonical_bytes(document: Any) -> bytes:
+    """Return the RFC 8785 bytes of a JSON document.
+
+    Raises:
+        FormatError: If a value has no canonical form: a float that is not finite (write ``null`` instead, see
+            ``finite``), an integer beyond 2^53, a lone surrogate, or a type JSON does not know.
+    """
+    try:
+        return rfc8785.dumps(document)
+    except (rfc8785.CanonicalizationError, UnicodeEncodeError, RecursionError) as error:
+        raise FormatError(f"no canonical JSON form: {error}") from error
+
+
+def parse_canonical(data: bytes) -> Any:
+    """Parse canonical JSON and insist that it was canonical.
+
+    Raises:
+        FormatError: If the bytes are not JSON, or are JSON written in any other than the canonical way.
+    """
+    try:
+        document = json.loads(data.decode("utf-8"))
+    except (UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise FormatError(f"not JSON: {error}") from error
+    if canonical_bytes(document) != data:
+        raise FormatError("JSON is not in canonical form (RFC 8785)")
+    return document
+
+
+def finite(value: float) -> float | None:
+    """Return ``value``, or ``None`` where it is not finite, as the format writes it."""
+    return float(value) if math.isfinite(value) else None

@@ -1,0 +1,118 @@
+"""The run manifest: who trains what, on which data, with which sketch. Hashed before anything else.
+
+Its canonical JSON bytes are the genesis of the chain, so nothing in it can change without every later value
+changing too. Blocks that the log does not interpret (model, training, environment) are plain JSON.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from auditlog.errors import FormatError
+from auditlog.format.canonical import canonical_bytes, parse_canonical
+from auditlog.format.records import FORMAT_VERSION
+
+Hex32 = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class Frozen(BaseModel):
+    """Base of every document that is hashed: immutable, strict, no unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Source(Frozen):
+    """One source file. ``first_index`` is the sample index of its row 0."""
+
+    source_id: int = Field(ge=0)
+    path: str
+    sha256: str = Hex32
+    size_bytes: int = Field(ge=0)
+    rows: int = Field(ge=1)
+    first_index: int = Field(ge=0)
+    data_version_id: int = Field(ge=0)
+
+
+class DataVersion(Frozen):
+    """Which version of the data the source files belong to.
+
+    ``root`` is the SHA-256 over the source digests in order, so it names the content whatever ``revision`` says.
+    """
+
+    data_version_id: int = Field(ge=0)
+    kind: Literal["files", "git", "label"]
+    revision: str
+    dirty: bool | None = None  # git only: files differ from the commit
+    root: str = Hex32
+
+
+class DataBlock(Frozen):
+    """The data as the run saw it."""
+
+    description: str = ""
+    text_fields: tuple[str, ...] = ()
+    sources: tuple[Source, ...]
+    versions: tuple[DataVersion, ...]
+    rows: int = Field(ge=1)
+
+
+class SketchParameter(Frozen):
+    """One trainable parameter and where its entries land in the sketch."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int = Field(ge=0)
+
+
+class SketchBlock(Frozen):
+    """What the sketches are: the linear map, its size, and the digest of its random tables."""
+
+    kind: Literal["rolled-sign-fold"]
+    dim: int = Field(ge=1)
+    forms: tuple[Literal["raw", "whitened"], ...]
+    seed: str
+    tables_sha256: str = Hex32
+    route: Literal["exact"]
+    parameters: tuple[SketchParameter, ...]
+
+
+class RunManifest(Frozen):
+    """Everything that is known before step 1."""
+
+    format: Literal["gradtrail/run"] = "gradtrail/run"
+    fmt: Literal[0] = FORMAT_VERSION
+    run_id: str
+    origin: str
+    created_us: int
+    rank: int = 0
+    world_size: int = 1
+    vkey: str  # the long-lived key that certifies sessions and the seal; trusted only if pinned from outside
+    data: DataBlock
+    sketch: SketchBlock
+    model: dict[str, Any]  # name, architecture, digests of the base weights' files
+    tracking: dict[str, Any]  # trainable, tracked and untracked parameters by name and count
+    training: dict[str, Any]  # optimizer, arguments, planned steps
+    recipe: dict[str, Any] | None = None  # function, file and digest that rebuild model and data
+    purpose: dict[str, Any] = {}  # what the operator declares: system, use, role
+    environment: dict[str, Any]  # Python, packages, platform, code revision
+
+    def to_bytes(self) -> bytes:
+        """Return the canonical JSON bytes: what is hashed, stored and signed."""
+        return canonical_bytes(self.model_dump(mode="json"))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> RunManifest:
+        """Parse canonical bytes.
+
+        Raises:
+            FormatError: If they are not canonical JSON of a run manifest of a known format version.
+        """
+        parse_canonical(data)
+        try:
+            return cls.model_validate_json(data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "document"
+            raise FormatError(f"manifest.json: {where}: {first['msg']}") from error
