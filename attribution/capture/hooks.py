@@ -1,0 +1,237 @@
+"""Hooks that carry sample ids in and gradients out, and leave training bit-identical.
+
+Each tracked module's input is kept as a *saved tensor* of a side node in the autograd graph, never in a closure. So
+gradient checkpointing, offloading and any other saved-tensor hook treat it as they treat the module's own input: it
+is recomputed or moved with it, and costs no memory of its own. A tensor hook on the module's output reads it when the
+output's gradient arrives.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attribution.capture import units
+from attribution.capture.micro_batch import Captured, MicroBatch
+from attribution.capture.modules import TrackedModule, Tracking
+from attribution.capture.per_sample import by_sample, linear_bias, linear_weight
+from attribution.errors import CaptureError, SampleIdentityError
+from attribution.sketch.layout import SketchLayout
+
+SAMPLE_INDEX = "sample_index"
+
+
+class HookSet:
+    """Captures per-sample sketches of every training forward/backward pass of one model.
+
+    Args:
+        model: The model whose ``forward`` receives the batch.
+        tracking: Its tracked modules.
+        layout: Where gradients land; on the model's device.
+        check_index: Called with each batch's ids before anything is captured; raises if they are not usable.
+
+    Attributes:
+        seconds: Time spent in hooks, over all passes.
+        step_began: ``perf_counter`` at the first training forward pass since the last ``take``.
+        labels: Labels for the next forward pass, where the loop keeps them from the model; reset after use.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tracking: Tracking,
+        layout: SketchLayout,
+        check_index: Callable[[Tensor], None] = lambda index: None,
+    ) -> None:
+        self.seconds = 0.0
+        self.step_began: float | None = None
+        self.labels: Tensor | None = None
+        self._model, self._tracking, self._layout = model, tracking, layout
+        self._check_index = check_index
+        self._next_token = _predicts_next_token(model)
+        self._anchor = torch.zeros((), requires_grad=True)
+        self._open: MicroBatch | None = None
+        self._done: list[Captured] = []
+        self._handles: list[Any] = []
+        self._passes_without_backward = 0
+
+    def attach(self) -> None:
+        """Register every hook."""
+        hold = self._handles.append
+        hold(self._model.register_forward_pre_hook(self._on_batch, with_kwargs=True))
+        hold(self._model.register_forward_hook(self._on_output, with_kwargs=True))
+        for tracked in self._tracking.modules:
+            hold(tracked.module.register_forward_hook(functools.partial(self._on_forward, tracked)))
+
+    def detach(self) -> None:
+        """Remove every hook; the model is as it was."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def take(self) -> tuple[list[Captured], int]:
+        """Close the open micro-batch and hand over what the optimizer step consumes.
+
+        Returns:
+            The step's micro-batches in order, and how many forward passes had no backward pass.
+        """
+        self._close()
+        done, without = self._done, self._passes_without_backward
+        self._done, self._passes_without_backward, self.step_began = [], 0, None
+        return done, without
+
+    def _close(self) -> None:
+        if self._open is None:
+            return
+        captured = self._open.close()
+        self._open = None
+        if captured is None:
+            self._passes_without_backward += 1
+        else:
+            self._done.append(captured)
+
+    # --- forward pass ---------------------------------------------------------------------------------------
+
+    def _on_batch(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Take the ids out of the batch, and open a micro-batch if this pass trains."""
+        started = perf_counter()
+        batch = args[0] if not kwargs and len(args) == 1 and isinstance(args[0], Mapping) else kwargs
+        index = batch.get(SAMPLE_INDEX)
+        if model.training and torch.is_grad_enabled():
+            self._close()
+            self.step_began = self.step_began or started
+            self._open = self._start(index, batch, args)
+        self.seconds += perf_counter() - started
+        if index is None:
+            return None
+        without = {key: value for key, value in batch.items() if key != SAMPLE_INDEX}
+        return (args, without) if batch is kwargs else ((without,), kwargs)
+
+    def _start(self, index: Any, batch: Mapping[str, Any], args: tuple[Any, ...]) -> MicroBatch:
+        tensors = [value for value in (*batch.values(), *args) if isinstance(value, Tensor)]
+        if index is None:
+            fields = ", ".join(map(str, batch)) or "no named fields"
+            raise SampleIdentityError(
+                f"the batch carries no {SAMPLE_INDEX} (it has {fields}), so its rows cannot be tied to the data",
+                "Build the dataset with attribution.dataset(manifest) and keep the column through map and collator:\n"
+                "  train_dataset=dataset(manifest).map(tokenize)   # tokenize must not drop sample_index\n"
+                "  model(**batch)                                  # plain loop: pass the batch with its sample_index",
+            )
+        index = torch.as_tensor(index).detach().to("cpu", torch.int64)
+        token_ids = batch.get("input_ids")
+        rows = next((len(t) for t in [token_ids, *tensors] if isinstance(t, Tensor) and t.ndim), 0)
+        if index.ndim != 1 or len(index) != rows:
+            raise SampleIdentityError(
+                f"{SAMPLE_INDEX} has shape {tuple(index.shape)}, the batch has {rows} rows: one id per row is needed",
+                "If rows are packed from several documents, packing is not supported yet; turn it off.",
+            )
+        self._check_index(index)
+        device = next(iter(self._tracking.parameters.values())).device
+        return MicroBatch(index, token_ids, self._layout.dim, device)
+
+    def _on_forward(self, tracked: TrackedModule, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        """Keep the module's input in the graph and wait for its output's gradient."""
+        if self._open is None or not output.requires_grad:
+            return
+        started = perf_counter()
+        if not args:
+            raise CaptureError(
+                f"module {tracked.name} was called without a positional input",
+                "Call it as module(x), or leave it out with allow_untracked.",
+            )
+        node = _Keep.apply(args[0], self._anchor).grad_fn
+        output.register_hook(functools.partial(self._on_gradient, tracked, self._open, [node]))
+        self.seconds += perf_counter() - started
+
+    def _on_output(self, model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        """Gather the logits that the units need and wait for their gradient."""
+        named = args[0] if args and isinstance(args[0], Mapping) else kwargs
+        labels = self.labels if self.labels is not None else named.get("labels")
+        self.labels = None
+        logits = _logits(output)
+        if self._open is None or logits is None or not logits.requires_grad:
+            return
+        started = perf_counter()
+        targets = None if labels is None else units.align_targets(logits, labels.to(logits.device), self._next_token)
+        if targets is not None:
+            needed = units.gather_logits(logits, targets)
+            logits.register_hook(functools.partial(self._on_logits_gradient, self._open, needed))
+        else:
+            node = _Keep.apply(logits.detach(), self._anchor).grad_fn
+            logits.register_hook(functools.partial(self._on_bare_gradient, self._open, [node]))
+        self.seconds += perf_counter() - started
+
+    # --- backward pass --------------------------------------------------------------------------------------
+
+    def _on_gradient(self, tracked: TrackedModule, micro: MicroBatch, cell: list[Any], output_grads: Tensor) -> None:
+        """Form the per-sample gradients of one module and add their sketch."""
+        started = perf_counter()
+        if micro.closed:
+            raise CaptureError(
+                f"module {tracked.name}: a gradient arrived after its micro-batch was closed",
+                "Call backward after each forward pass, before the next forward pass or optimizer.step().",
+            )
+        (activations,) = cell.pop().saved_tensors
+        with _exact_arithmetic(output_grads):
+            x = by_sample(activations, micro.samples, tracked.name)  # (B, T, d_in)
+            g = by_sample(output_grads, micro.samples, tracked.name)  # (B, T, d_out)
+            if tracked.weight is not None:
+                self._layout.fold(micro.sketches, tracked.weight, linear_weight(x, g, tracked.transposed))
+            if tracked.bias is not None:
+                self._layout.fold(micro.sketches, tracked.bias, linear_bias(g))
+        micro.arrived += 1
+        self.seconds += perf_counter() - started
+
+    def _on_logits_gradient(self, micro: MicroBatch, needed: units.TokenLogits, gradient: Tensor) -> None:
+        started = perf_counter()
+        micro.units = units.measure(needed, gradient)
+        self.seconds += perf_counter() - started
+
+    def _on_bare_gradient(self, micro: MicroBatch, cell: list[Any], gradient: Tensor) -> None:
+        """Measure without labels: the targets are read off the gradient."""
+        started = perf_counter()
+        (logits,) = cell.pop().saved_tensors
+        needed = units.gather_logits(logits, units.targets_from_gradient(gradient))
+        micro.units = units.measure(needed, gradient)
+        self.seconds += perf_counter() - started
+
+
+class _Keep(torch.autograd.Function):
+    """A side node that saves one tensor the way autograd saves its own. Its gradient is never asked for."""
+
+    @staticmethod
+    def forward(ctx: Any, kept: Tensor, anchor: Tensor) -> Tensor:
+        ctx.save_for_backward(kept)
+        return anchor.new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
+        return None, None
+
+
+def _exact_arithmetic(tensor: Tensor) -> Any:
+    """Switch autocast off where the caller left it on, so that sums stay in float32."""
+    kind = tensor.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
+
+def _logits(output: Any) -> Tensor | None:
+    """Find the logits over two or more classes in what a model returned."""
+    if isinstance(output, Tensor):
+        logits = output
+    else:
+        logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    fits = isinstance(logits, Tensor) and logits.ndim in (2, 3) and logits.shape[-1] > 1
+    return logits if fits else None
+
+
+def _predicts_next_token(model: nn.Module) -> bool:
+    """Tell whether position ``t`` predicts label ``t + 1``: by the model's own loss, else for every sequence."""
+    kind = getattr(model, "loss_type", None)
+    return kind is None or "CausalLM" in str(kind)

@@ -1,0 +1,169 @@
+"""Measure, on the logits, in which unit the loss reaches the backward pass.
+
+Trainers scale the loss in many ways (mean, ``num_items_in_batch``, accumulation, loss scalers), and the way changes
+between versions. So nothing is assumed. For one token with logits ``z``, target ``y`` and softmax ``p``, a
+cross-entropy that entered the trained loss with factor ``c`` sends the gradient ``g = c (p - e_y)`` back. With any
+other class ``v``:
+
+    c    = g_v exp(z_y - z_v) - g_y          (g_v = c p_v and exp(z_y - z_v) = p_y / p_v)
+    loss = z_v - z_y - ln(g_v / c)           (= -ln p_y)
+
+Two classes ``v`` must give the same ``c``; where they do not, the loss is not plain cross-entropy. Costs a gather,
+where a second softmax would cost a pass over the vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+IGNORE_INDEX = -100
+AGREEMENT = 1e-3  # relative; two classes, and all tokens of one sample, must agree this well on c
+_CANDIDATES = 48  # classes among which the two v are chosen
+_REACH = 25.0  # the second v may be this much less likely than the first, in nats; far from float32's underflow
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """What one micro-batch's logits say, all ``(B,)``.
+
+    Attributes:
+        factor: ``c``, the factor with which each sample's own summed loss entered the trained loss; 1 where unknown.
+        loss: Each sample's own summed token loss, nats, float32; NaN where the units are not known.
+        n_tokens: Tokens that carry loss, int64.
+        known: The loss is plain cross-entropy with one factor per sample.
+    """
+
+    factor: Tensor
+    loss: Tensor
+    n_tokens: Tensor
+    known: Tensor
+
+    @classmethod
+    def unknown(cls, samples: int, device: torch.device) -> Units:
+        """Return units that claim nothing: factor 1, loss NaN."""
+        return cls(
+            factor=torch.ones(samples, device=device),
+            loss=torch.full((samples,), float("nan"), device=device),
+            n_tokens=torch.zeros(samples, dtype=torch.long, device=device),
+            known=torch.zeros(samples, dtype=torch.bool, device=device),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogits:
+    """The few logits that the measurement needs, gathered on the forward pass. ``N`` tokens carry loss.
+
+    Attributes:
+        rows: ``(N,)`` sample of each token.
+        positions: ``(N,)`` position of each token in its row; all zero for classification.
+        target: ``(N,)`` class ``y``.
+        others: ``(N, 2)`` a likely and an unlikely other class ``v``; equal in a vocabulary of two.
+        z_target: ``(N,)`` float32.
+        z_others: ``(N, 2)`` float32.
+    """
+
+    rows: Tensor
+    positions: Tensor
+    target: Tensor
+    others: Tensor
+    z_target: Tensor
+    z_others: Tensor
+
+
+def align_targets(logits: Tensor, labels: Tensor, next_token: bool) -> Tensor | None:
+    """Return the class that each logit row is asked for, ``(B, T)`` or ``(B,)``; ``IGNORE_INDEX`` where none.
+
+    Args:
+        logits: ``(B, T, V)`` or ``(B, V)``.
+        labels: ``(B, T)`` token labels or ``(B,)`` class labels.
+        next_token: Position ``t`` predicts label ``t + 1``, as causal language models do.
+
+    Returns:
+        ``None`` if the two do not fit together, so that no cross-entropy over classes can be meant.
+    """
+    if labels.dtype.is_floating_point or labels.shape != logits.shape[:-1]:
+        return None
+    if not (next_token and labels.ndim == 2):
+        return labels
+    ignored = labels.new_full((labels.shape[0], 1), IGNORE_INDEX)
+    return torch.cat([labels[:, 1:], ignored], dim=1)
+
+
+def gather_logits(logits: Tensor, targets: Tensor) -> TokenLogits:
+    """Pick, for every token that carries loss, its target's logit and those of a likely and an unlikely other class.
+
+    Args:
+        logits: ``(B, T, V)`` or ``(B, V)``.
+        targets: ``(B, T)`` or ``(B,)``, ``IGNORE_INDEX`` where no loss is.
+    """
+    logits = logits.detach()
+    if logits.ndim == 2:
+        logits, targets = logits[:, None], targets[:, None]
+    rows, positions = (targets != IGNORE_INDEX).nonzero(as_tuple=True)
+    target = targets[rows, positions]
+    vocabulary = logits.shape[-1]
+    spread = torch.linspace(0, vocabulary - 1, min(_CANDIDATES, vocabulary), device=logits.device).long()
+    classes = torch.cat([spread, target[: 2 * _CANDIDATES]]).unique()
+    z = logits[rows[:, None], positions[:, None], classes].float()  # (N, K)
+    z = z.masked_fill(classes == target[:, None], float("-inf"))
+    likely = z.argmax(1, keepdim=True)  # (N, 1)
+    # The least likely class within reach: there a loss that is not cross-entropy shows most.
+    within = z >= z.gather(1, likely) - _REACH
+    unlikely = z.masked_fill(~within, float("inf")).argmin(1, keepdim=True)
+    picked = torch.cat([likely, unlikely], dim=1)  # (N, 2)
+    return TokenLogits(
+        rows=rows,
+        positions=positions,
+        target=target,
+        others=classes[picked],
+        z_target=logits[rows, positions, target].float(),
+        z_others=z.gather(1, picked),
+    )
+
+
+def measure(token_logits: TokenLogits, gradient: Tensor) -> Units:
+    """Measure each sample's factor and loss from the gradient that arrived at the logits.
+
+    Args:
+        token_logits: From ``gather_logits`` on the same logits.
+        gradient: Gradient of the trained loss w.r.t. the logits, ``(B, T, V)`` or ``(B, V)``.
+    """
+    t = token_logits
+    if gradient.ndim == 2:
+        gradient = gradient[:, None]
+    samples, device = gradient.shape[0], gradient.device
+    g_target = gradient[t.rows, t.positions, t.target].double()
+    g_others = gradient[t.rows[:, None], t.positions[:, None], t.others].double()  # (N, 2)
+    z_target, z_others = t.z_target.double(), t.z_others.double()
+    c = g_others * (z_target[:, None] - z_others).exp() - g_target[:, None]  # (N, 2)
+    token_c = c[:, 0]
+    token_loss = z_others[:, 0] - z_target - (g_others[:, 0] / token_c).log()
+    agrees = (c[:, 1] - token_c).abs() <= AGREEMENT * token_c.abs()
+
+    n_tokens = torch.zeros(samples, dtype=torch.long, device=device).index_add_(0, t.rows, torch.ones_like(t.rows))
+    zeros = torch.zeros(samples, dtype=torch.double, device=device)
+    loss = zeros.index_add(0, t.rows, token_loss)
+    mean = zeros.index_add(0, t.rows, token_c) / n_tokens.clamp(min=1)
+    agrees &= (token_c - mean[t.rows]).abs() <= AGREEMENT * mean[t.rows].abs()
+    wrong = torch.zeros(samples, dtype=torch.long, device=device).index_add_(0, t.rows, (~agrees).long())
+    known = (wrong == 0) & ((mean != 0) | (n_tokens == 0))
+    factor = torch.where(known & (n_tokens > 0), mean, torch.ones_like(mean))
+    loss = torch.where(known, loss, torch.full_like(loss, float("nan")))
+    return Units(factor=factor.float(), loss=loss.float(), n_tokens=n_tokens, known=known)
+
+
+def targets_from_gradient(gradient: Tensor) -> Tensor:
+    """Read the targets off the gradient where no labels are at hand: the one negative entry of ``p - e_y``.
+
+    Args:
+        gradient: ``(B, T, V)`` or ``(B, V)``.
+
+    Returns:
+        ``(B, T)`` or ``(B,)``, ``IGNORE_INDEX`` where the whole row of the gradient is zero.
+    """
+    lowest = gradient.argmin(-1)
+    reached = gradient.abs().amax(-1) != 0  # not finite counts as reached
+    return torch.where(reached, lowest, torch.full_like(lowest, IGNORE_INDEX))
