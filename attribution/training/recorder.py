@@ -94,6 +94,7 @@ class StepRecorder:
         self._data, self._writer = data, writer
         self._uses = np.zeros(data.rows, dtype=np.int64)
         self._seen = 0.0  # hook seconds already accounted for
+        self._waited = 0.0  # seconds that the last step waited for the writer
 
     def check_index(self, index: Tensor) -> None:
         """Refuse ids that the data manifest does not have, before anything is captured.
@@ -123,10 +124,12 @@ class StepRecorder:
         own = perf_counter() - started
         hook_s = self._hooks.seconds - self._seen + own
         self._seen = self._hooks.seconds
-        waited = self._writer.blocked_s
-        body["audit"] = {"hook_s": hook_s, "step_s": perf_counter() - began}
+        # What the writer took is known only after it took it: each step's event says what the step before waited.
+        body["audit"] = {"hook_s": hook_s, "writer_s": self._waited, "step_s": perf_counter() - began}
+        before = self._writer.blocked_s
         self._writer.step(StepEntry(records, index, sketches, gradient, scales, body))
-        self._account(hook_s, self._writer.blocked_s - waited, perf_counter() - began)
+        self._waited = self._writer.blocked_s - before
+        self._account(hook_s, self._waited, perf_counter() - began)
 
     def _account(self, hooks: float, writer: float, step: float) -> None:
         self.time.hooks += hooks
