@@ -1,0 +1,240 @@
+"""From a run folder to evidence: verify first, read afterwards, and read only what verified.
+
+A run that does not verify against trust from outside yields no evidence at all. Every value keeps the entry it
+stands in. Numbers are counts and extremes of logged values; nothing is estimated here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from auditlog.errors import ReadError
+from auditlog.format.digests import sha256
+from auditlog.format.manifest import DataBlock, Source
+from auditlog.format.records import Event, EventKind, Flag
+from auditlog.ledger.custody import custody_head, read_custody, read_result
+from auditlog.ledger.reader import RunReader, verify_run
+from auditlog.trust.anchors import Trust
+from auditlog.trust.verdict import UNANCHORED, Verdict
+from reports.errors import UnverifiedEvidenceError
+from reports.evidence import (
+    CheckFacts,
+    CheckpointFacts,
+    CustodyFacts,
+    Evidence,
+    EvidenceRef,
+    FileFacts,
+    Influence,
+    Log,
+    NoticeFacts,
+    RecordFacts,
+    SessionFacts,
+    Settings,
+    SourceFacts,
+    StepFacts,
+    Verification,
+    flatten,
+)
+
+_MANIFEST = EvidenceRef(log="manifest")
+_CLIPPED_BELOW = 1 - 1e-4  # what the measured factor of an unclipped step stays above
+
+
+def gather(run: Path, trust: Trust) -> Evidence:
+    """Verify a run folder and return what may be reported from it.
+
+    Args:
+        run: The run folder, sealed.
+        trust: Pinned keys and kept heads from outside the run.
+
+    Raises:
+        UnverifiedEvidenceError: If the run does not verify, or there was nothing from outside to compare with.
+        ReadError: If it cannot be read.
+    """
+    verdict = verify_run(run, trust)
+    _insist(run, verdict)
+    with RunReader.open(run) as reader:
+        note, records, events = reader.final_note, reader.records(), reader.events()
+        samples = reader.sample_index(records)
+        manifest, manifest_bytes = reader.manifest, reader.manifest_bytes
+    if note is None or note.checkpoint().root.hex() != verdict.root:
+        raise UnverifiedEvidenceError(f"{run} changed while it was read", "Make the report again.")
+    by_kind = {kind: [event for event in events if event.kind == kind] for kind in EventKind}
+    acts = read_custody(run)
+    head = custody_head(run)
+    return Evidence(
+        verification=_verification(verdict, trust),
+        created_us=manifest.created_us,
+        manifest_sha256=sha256(manifest_bytes).hex(),
+        vkey=manifest.vkey,
+        data_description=manifest.data.description,
+        purpose=_settings(manifest.purpose),
+        sources=tuple(_source(source, manifest.data, records) for source in manifest.data.sources),
+        records=_records(records, samples),
+        steps=_steps(by_kind[EventKind.STEP]),
+        model=_settings(manifest.model),
+        tracking=_settings(manifest.tracking),
+        training=_settings(manifest.training),
+        environment=_settings(manifest.environment),
+        sketch=_settings(manifest.sketch.model_dump(mode="json", exclude={"parameters"})),
+        recipe_sha256=(manifest.recipe or {}).get("sha256"),
+        checkpoints=tuple(_saved_weights(event) for event in by_kind[EventKind.MODEL_CHECKPOINT]),
+        sessions=tuple(
+            SessionFacts(ref=_entry(event), attempt=event.json()["certificate"]["attempt"], ts_us=event.ts_us)
+            for event in by_kind[EventKind.SESSION]
+        ),
+        notices=tuple(_notice(event) for kind in _NOTABLE for event in by_kind[kind]),
+        final_note=note.to_bytes().decode(),
+        custody=tuple(_act(event) for event in acts),
+        custody_head=None if head is None else head.to_bytes().decode(),
+        influence=_influence(run, acts),
+    )
+
+
+_NOTABLE = (EventKind.NOTICE, EventKind.LOSS_ACCEPTED)
+
+
+def _insist(run: Path, verdict: Verdict) -> None:
+    """Let a verified run pass and nothing else."""
+    if verdict.exit_code == UNANCHORED:
+        raise UnverifiedEvidenceError(
+            f"{run}: nothing from outside the run to verify it against",
+            "Give the pinned public key with --trust, or a kept head with --head, or both.",
+        )
+    if not verdict.ok:
+        first = next(finding for finding in verdict.findings if finding.exit_code == verdict.exit_code)
+        raise UnverifiedEvidenceError(
+            f"{run} does not verify ({verdict.status}): {first.message}",
+            f"No report is made from it. See all findings: gradtrail verify {run}",
+        )
+
+
+def _verification(verdict: Verdict, trust: Trust) -> Verification:
+    kept = sorted({note.checkpoint().size for note in trust.heads if note.checkpoint().origin == verdict.origin})
+    open_points = (*verdict.not_checked, *filter(None, [trust.leaves_open()]))
+    return Verification(
+        ref=EvidenceRef(log="verification"),
+        **{name: getattr(verdict, name) for name in ("origin", "run_id", "entries", "records", "steps", "attempts")},
+        sealed=verdict.sealed,
+        abandoned=verdict.abandoned,
+        root=verdict.root,
+        trust=trust.describe(),
+        pinned_keys=tuple(str(vkey) for vkey in trust.vkeys),
+        kept_heads=tuple(kept),
+        checks=tuple(CheckFacts(name=c.name, status=c.status, detail=c.detail) for c in verdict.checks),
+        notes=tuple(finding.message for finding in verdict.findings if finding.level == "note"),
+        not_checked=tuple(dict.fromkeys(_sentence(point) for point in open_points)),
+    )
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:].rstrip(".") + "."
+
+
+def _entry(event: Event, log: Log = "run log") -> EvidenceRef:
+    return EvidenceRef(log=log, seq=event.seq)
+
+
+def _range(seqs: NDArray[np.int64] | list[int]) -> EvidenceRef:
+    if not len(seqs):
+        return EvidenceRef(log="run log")
+    return EvidenceRef(log="run log", seq=int(min(seqs)), last_seq=int(max(seqs)))
+
+
+def _settings(block: dict[str, Any]) -> Settings:
+    return Settings(ref=_MANIFEST, values=flatten(block))
+
+
+def _source(source: Source, data: DataBlock, records: NDArray[np.void]) -> SourceFacts:
+    version = next(v for v in data.versions if v.data_version_id == source.data_version_id)
+    mine = records[records["source_id"] == source.source_id]
+    revision = version.revision[:12] if version.kind == "git" else version.revision
+    return SourceFacts(
+        ref=_MANIFEST,
+        source_id=source.source_id,
+        path=source.path,
+        sha256=source.sha256,
+        rows=source.rows,
+        version=f"git {revision}" if version.kind == "git" else revision,
+        dirty=version.dirty,
+        samples=len(np.unique(mine["row"])),
+        uses=len(mine),
+        tokens=int(mine["n_tokens"].sum(dtype=np.int64)),
+    )
+
+
+def _records(records: NDArray[np.void], samples: NDArray[np.int64]) -> RecordFacts:
+    """Count over all records; a run without any has no evidence of training."""
+    if not len(records):
+        raise UnverifiedEvidenceError("the run holds no record, so there is nothing to report")
+    flags = {flag.name or str(flag): int((records["flags"] & flag > 0).sum()) for flag in Flag}
+    return RecordFacts(
+        ref=_range(records["seq"]),
+        records=len(records),
+        samples=len(np.unique(samples)),
+        tokens=int(records["n_tokens"].sum(dtype=np.int64)),
+        epochs=len(np.unique(records["epoch"])),
+        first_us=int(records["ts_us"].min()),
+        last_us=int(records["ts_us"].max()),
+        flags={name: number for name, number in flags.items() if number},
+    )
+
+
+def _steps(events: list[Event]) -> StepFacts:
+    bodies = [event.json() for event in events]
+
+    def logged(name: str) -> list[float]:
+        return [float(body[name]) for body in bodies if body.get(name) is not None]
+
+    residual, factor, loss = logged("residual"), logged("f"), logged("loss")
+    measured = [(float(body["residual"]), int(body["step"])) for body in bodies if body.get("residual") is not None]
+    return StepFacts(
+        ref=_range([event.seq for event in events]),
+        steps=len(bodies),
+        skipped=sum(bool(body.get("skipped")) for body in bodies),
+        loss_first=loss[0] if loss else None,
+        loss_last=loss[-1] if loss else None,
+        residual_median=float(np.median(residual)) if residual else None,
+        residual_max=max(residual, default=None),
+        residual_max_step=max(measured)[1] if measured else None,
+        factor_min=min(factor, default=None),
+        factor_max=max(factor, default=None),
+        clipped=sum(value < _CLIPPED_BELOW for value in factor),
+        tracked_share_min=min(logged("tracked_share"), default=None),
+    )
+
+
+def _saved_weights(event: Event) -> CheckpointFacts:
+    body = event.json()
+    files = tuple(FileFacts(name=f["name"], sha256=f["sha256"], size_bytes=f.get("size_bytes")) for f in body["files"])
+    return CheckpointFacts(ref=_entry(event), path=body["path"], step=body["step"], files=files)
+
+
+def _notice(event: Event) -> NoticeFacts:
+    text = "; ".join(f"{name}: {value}" for name, value in flatten(event.json()))
+    return NoticeFacts(ref=_entry(event), text=text)
+
+
+def _act(event: Event) -> CustodyFacts:
+    known = {kind.value: kind.name for kind in EventKind}
+    kind = known.get(event.kind, f"kind {event.kind}")
+    return CustodyFacts(ref=_entry(event, "custody log"), kind=kind, ts_us=event.ts_us)
+
+
+def _influence(run: Path, acts: list[Event]) -> Influence | None:
+    """Return the latest query whose result is still there; an erased one is named by its custody entry only."""
+    queries = [event for event in acts if event.kind == EventKind.QUERY]
+    if not queries:
+        return None
+    latest = queries[-1]
+    result = latest.json()["result"]
+    try:
+        document = read_result(run, Path(result["file"]).stem)
+    except ReadError as error:
+        raise UnverifiedEvidenceError(f"the result of {result['file']} cannot be reported: {error}") from error
+    reference = _entry(latest, "custody log")
+    return Influence.from_document(document, ref=reference, commitment=result["commitment"], queries=len(queries))

@@ -1,0 +1,146 @@
+"""Section 11: the provider's material that the run itself holds: base model, data lineage, training, versions."""
+
+from __future__ import annotations
+
+from reports.document import MEASURED, RECORDED, Block, Column, Fact, Facts, Heading, Section, Table
+from reports.evidence import Settings
+from reports.formats import moment, quantity, short
+from reports.sections.duties import duty_table
+from reports.sections.subject import Subject
+from reports.text import shorten
+
+_MOST_SETTINGS = 16
+_DATA_STATEMENTS = (
+    *("collection_method", "original_purpose", "legal_basis", "licence_terms"),
+    *("selection_rationale", "labelling_procedure"),
+)
+
+
+def lineage(subject: Subject) -> Section:
+    """Section 11."""
+    described = subject.evidence.data_description or "not recorded"
+    blocks: list[Block] = [
+        Heading("Base model and training run"),
+        Facts((*_model(subject), *_run(subject))),
+        Heading("Source files"),
+        _sources(subject),
+        Facts(
+            (
+                Fact("What the data is", shorten(described, 600), RECORDED, "manifest"),
+                *subject.statements(*_DATA_STATEMENTS),
+            )
+        ),
+        Heading("Settings and software of the run"),
+        _settings(subject.evidence.training, subject.evidence.environment),
+    ]
+    provider = subject.coverage("provider")
+    if provider:
+        blocks += [Heading("Provider duties that these records touch"), duty_table(subject, provider)]
+    return Section("11", "Supporting provider material", tuple(blocks))
+
+
+def _model(subject: Subject) -> list[Fact]:
+    model, tracking = subject.evidence.model, subject.evidence.tracking
+    source = str(model.ref)
+    adapter = model.get("adapter")
+    return [
+        Fact("Base model", shorten(model.get("name") or "not recorded", 120), RECORDED, source),
+        Fact(
+            "SHA-256 of its frozen weights", model.get("frozen_sha256") or "not recorded", MEASURED, source, mono=True
+        ),
+        Fact("Adapter", adapter or "none: the model's own weights were trained", RECORDED, source),
+        Fact(
+            "Trained values, of which tracked",
+            f"{_count(model.get('trainable_entries'))}, {_count(tracking.get('tracked_entries'))}",
+            MEASURED,
+            str(tracking.ref),
+        ),
+    ]
+
+
+def _count(text: str | None) -> str:
+    return f"{int(text):,}" if text is not None and text.isdigit() else text or "not recorded"
+
+
+def _run(subject: Subject) -> list[Fact]:
+    evidence = subject.evidence
+    records, steps = evidence.records, evidence.steps
+    place, log = str(steps.ref), str(records.ref)
+    factor = f"{short(steps.factor_min, 4)} to {short(steps.factor_max, 4)}, below 1 in {steps.clipped} steps"
+    facts = [
+        Fact("Period", f"{moment(records.first_us)} to {moment(records.last_us)}", RECORDED, log),
+        Fact(
+            "Records", f"{records.records:,} uses of {records.samples:,} rows, {records.tokens:,} tokens", MEASURED, log
+        ),
+        Fact("Optimizer steps", f"{steps.steps:,}, {steps.skipped} skipped", MEASURED, place),
+        Fact(
+            "Training loss, first and last step",
+            f"{short(steps.loss_first)}, {short(steps.loss_last)}",
+            MEASURED,
+            place,
+        ),
+        Fact(
+            "Conservation residual, median and largest",
+            f"{short(steps.residual_median)}, {short(steps.residual_max)} (step {steps.residual_max_step})",
+            MEASURED,
+            place,
+        ),
+        Fact(
+            "Sketch of each gradient",
+            f"{evidence.sketch.get('kind')}, {evidence.sketch.get('dim')} values, {evidence.sketch.get('forms')}",
+            RECORDED,
+            str(evidence.sketch.ref),
+        ),
+        Fact("Clip factor as measured", factor, MEASURED, place),
+    ]
+    for checkpoint in evidence.checkpoints:
+        label = f"Saved weights at step {checkpoint.step}"
+        facts.append(
+            Fact(label, f"{checkpoint.path}, {quantity(len(checkpoint.files), 'file')}", RECORDED, str(checkpoint.ref))
+        )
+    return facts
+
+
+def _sources(subject: Subject) -> Table:
+    rows = tuple(
+        (
+            str(source.source_id),
+            shorten(source.path, 80),
+            shorten(source.version.removeprefix("sha256:"), 40) + (" (modified)" if source.dirty else ""),
+            f"{source.rows:,}",
+            f"{source.samples:,}",
+            f"{source.uses:,}",
+            f"{source.tokens:,}",
+            source.sha256[:16],
+        )
+        for source in subject.evidence.sources
+    )
+    return Table(
+        (
+            Column("Id", 5, "number"),
+            Column("File", 27, "strong"),
+            Column("Data version", 17),
+            Column("Rows", 8, "number"),
+            Column("Used", 8, "number"),
+            Column("Uses", 8, "number"),
+            Column("Tokens", 10, "number"),
+            Column("SHA-256, start", 17, "mono"),
+        ),
+        rows,
+        caption="Rows of the file, rows that training used, and how often. Tokens are those that carried loss, over "
+        "all uses. Full digests: Appendix A.",
+        tag=MEASURED,
+    )
+
+
+def _settings(*blocks: Settings) -> Table:
+    rows = [(name, shorten(value, 110)) for block in blocks for name, value in block.values]
+    shown = sorted(rows, key=lambda row: row[0].count("."))[:_MOST_SETTINGS]
+    rest = len(rows) - len(shown)
+    more = f"; {quantity(rest, 'further setting')} in evidence.json" if rest else ""
+    return Table(
+        (Column("Setting", 45, "mono"), Column("Value", 55)),
+        tuple(row for row in rows if row in shown),
+        caption=f"From the manifest{more}.",
+        tag=RECORDED,
+    )
