@@ -31,12 +31,17 @@ def parse_canonical(data: bytes) -> Any:
         FormatError: If the bytes are not JSON, or are JSON written in any other than the canonical way.
     """
     try:
-        document = json.loads(data.decode("utf-8"))
+        document = json.loads(data.decode("utf-8"), parse_int=_parse_int)
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
         raise FormatError(f"not JSON: {error}") from error
     if canonical_bytes(document) != data:
         raise FormatError("JSON is not in canonical form (RFC 8785)")
     return document
+
+
+def _parse_int(digits: str) -> int | float:
+    """Read whole numbers from 2^53 on as the doubles that they are: RFC 8785 writes ``1e16`` as seventeen digits."""
+    return int(digits) if abs(float(digits)) < 2**53 else float(digits)
 
 
 def finite(value: float) -> float | None:

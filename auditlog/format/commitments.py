@@ -30,9 +30,7 @@ def sample_commitment(salt: bytes, identity: bytes) -> bytes:
     return sha256(b"\x10", salt, identity)
 
 
-def sketch_commitment(
-    salt: bytes, scale_raw: float, scale_whitened: float, raw: bytes, whitened: bytes
-) -> bytes:
+def sketch_commitment(salt: bytes, scale_raw: float, scale_whitened: float, raw: bytes, whitened: bytes) -> bytes:
     """Return ``SHA-256(0x11 || salt || scales || raw || whitened)``; scales are little-endian float32."""
     return sha256(b"\x11", salt, struct.pack("<ff", scale_raw, scale_whitened), raw, whitened)
 
