@@ -1,0 +1,262 @@
+"""How findings and facts look: tables and a panel on a terminal, plain lines in a pipe.
+
+Strings from a run (paths, names, messages) come from somebody else; control characters in them are shown as
+escapes, so no file name can move the cursor or colour a verdict.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from auditlog.errors import FormatError, ReadError, StoreError
+from auditlog.trust.verdict import Check, Finding, Verdict
+
+MAX_FINDINGS = 40
+MAX_ROWS = 200
+
+_MEANING = {
+    0: "every check passed, under the trust given",
+    3: "no statement about the content",
+    4: "what is stored is not what was logged",
+    5: "something is missing",
+    6: "not signed by, or not the log of, whom it should be",
+    7: "agrees with itself, but with nothing outside the folder",
+}
+_MARKS = {"passed": ("✓", "green"), "failed": ("✗", "bold red"), "not run": ("–", "dim")}
+_PIPE_WIDTH = 10_000  # no wrapping: lines are for grep
+
+
+def print_verdict(run: Path, verdict: Verdict) -> None:
+    """Print a verdict: what it says, what was checked, against which trust, and what was not checked."""
+    facts = [
+        ("run", f"{verdict.origin}  ({run})"),
+        ("log", _log_line(verdict)),
+        ("root", verdict.root or "cannot be computed"),
+        ("trust", verdict.trust),
+    ]
+    parts: list[RenderableType] = [_facts(facts), Text(), _checks(verdict.checks)]
+    if verdict.findings:
+        parts += [Text(), _findings(verdict.findings)]
+    if verdict.not_checked:
+        parts += [Text(), _bullets("not checked", verdict.not_checked)]
+    _framed(f"{verdict.status} · exit {verdict.exit_code}", verdict.exit_code, parts)
+
+
+def print_unreadable(run: Path, error: ReadError, *, as_json: bool) -> None:
+    """Print that no verdict could be formed, and why."""
+    code = {FormatError: "E_FORMAT", StoreError: "E_ENGINE"}.get(type(error), "E_IO")
+    finding = Finding(code, str(error), str(run), hint=error.advice())
+    if as_json:
+        document = {"schema": "gradtrail/verdict", "status": "CANNOT READ", "exit_code": error.exit_code}
+        print(json.dumps(document | {"findings": [finding.to_json()]}, indent=2))
+        return
+    parts: list[RenderableType] = [_findings((finding,))]
+    _framed(f"CANNOT READ · exit {error.exit_code}", error.exit_code, parts)
+
+
+def print_run(document: dict[str, Any]) -> None:
+    """Print the summary of a run."""
+    sealed = "abandoned, closed afterwards" if (document["seal"] or {}).get("reason") == "abandoned" else "sealed"
+    state = sealed if document["sealed"] else "not sealed"
+    facts = [
+        ("run", f"{document['origin']}  ({document['path']})"),
+        ("run id", document["run_id"]),
+        ("started", when(document["created_us"])),
+        ("model", str(document["model"].get("name", "–"))),
+        ("key", document["vkey"]),
+        ("sketch", f"{document['sketch']['dim']:,} int8 values, {' and '.join(document['sketch']['forms'])}"),
+        ("log", f"{document['entries']:,} entries: {document['records']:,} records in {document['steps']:,} steps"),
+        ("samples", f"{document['samples']:,} of {document['samples_in_manifest']:,} rows were used"),
+        ("state", f"{state}; {len(document['heads'])} signed heads"),
+        ("root", document["root"] or "–"),
+    ]
+    facts += [(f"flag: {name}", f"{count:,} records") for name, count in document["flags"].items()]
+    _print(_facts(facts))
+    columns = [("source", "left"), ("rows", "right"), ("uses", "right"), ("data version", "left"), ("SHA-256", "left")]
+    rows = [
+        [s["path"], f"{s['rows']:,}", f"{s['uses']:,}", s["data_version"], s["sha256"][:16]]
+        for s in document["sources"]
+    ]
+    _print(_table(columns, rows))
+    if document["notices"]:
+        _print(_bullets("notices", [json.dumps(notice) for notice in document["notices"]]))
+    if document["custody"]:
+        acts = [[str(act["seq"]), act["kind"], when(act["ts_us"])] for act in document["custody"]]
+        _print(_table([("custody", "right"), ("act", "left"), ("time", "left")], acts))
+    _print(Text("Stored, not verified: gradtrail verify says what this is worth.", style="dim"))
+
+
+def print_steps(document: dict[str, Any]) -> None:
+    """Print one line per step."""
+    names = [("step", "right"), ("records", "right"), ("loss", "right"), ("lr", "right"), ("f", "right")]
+    columns = [*names, ("residual", "right"), ("time", "left")]
+    rows = [
+        [
+            str(step["step"]),
+            str(step["records"]),
+            number(step.get("loss")),
+            number(step["lr"][0] if isinstance(step.get("lr"), list) and step["lr"] else step.get("lr")),
+            number(step.get("f")),
+            number(step.get("residual")),
+            when(step["ts_us"]),
+        ]
+        for step in document["steps"]
+    ]
+    _print(_table(columns, rows))
+
+
+def print_conservation(document: dict[str, Any]) -> None:
+    """Print each step's recomputed sum and whether it holds."""
+    columns = [("step", "right"), ("f", "right"), ("residual", "right"), ("tolerance", "right"), ("", "left")]
+    rows = [
+        [str(s["step"]), number(s["f"]), number(s["residual"]), number(s["tolerance"]), "✓" if s["ok"] else "✗ differs"]
+        for s in document["steps"]
+    ]
+    _print(_table(columns, rows))
+    failed = [s["step"] for s in document["steps"] if not s["ok"]]
+    if failed:
+        first = f"first in step {failed[0]}"
+        _print(Text(f"{len(failed)} of {len(rows)} steps do not add up, {first}.", style="bold red"))
+    else:
+        _print(f"{len(rows)} steps: the stored samples add up to the gradient that was consumed.")
+
+
+def print_entry(document: dict[str, Any]) -> None:
+    """Print one entry."""
+    facts = [("entry", f"{document['seq']}: {document['kind']}"), ("time", when(document["ts_us"]))]
+    if document["kind"] == "record":
+        facts += [("source", str(document["source"])), ("flags", ", ".join(document["flags"]) or "none")]
+        facts += [(name, str(value)) for name, value in document["fields"].items() if name not in ("seq", "flags")]
+    else:
+        facts += [("leaf", document["leaf"])]
+    _print(_facts(facts))
+    if "body" in document:
+        _print(Text("\n".join(map(clean, json.dumps(document["body"], indent=2).split("\n")))))
+
+
+@contextmanager
+def counter(verb: str, unit: str, *, quiet: bool = False) -> Iterator[Callable[[int], None] | None]:
+    """Give a callback that shows a running count on a terminal, and ``None`` in a pipe."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield None
+        return
+    with console.status(verb) as status:
+        yield lambda count: status.update(f"{verb}: {count:,} {unit}")
+
+
+def clean(text: str) -> str:
+    r"""Return ``text`` with everything that is not printable written as an escape.
+
+    Example:
+        >>> clean("a\x1b[31mb\nc")
+        'a\\x1b[31mb\\nc'
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def number(value: Any) -> str:
+    """Return a number with as many digits as one reads, or a dash."""
+    return f"{value:.4g}" if isinstance(value, int | float) else "–"
+
+
+def when(ts_us: int) -> str:
+    """Return a time of the operator's clock, in UTC."""
+    try:
+        return datetime.fromtimestamp(ts_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):
+        return f"{ts_us} us"
+
+
+def _log_line(verdict: Verdict) -> str:
+    state = "abandoned and closed later" if verdict.abandoned else "sealed" if verdict.sealed else "not sealed"
+    return (
+        f"{verdict.entries:,} entries: {verdict.records:,} records of {verdict.samples:,} samples "
+        f"in {verdict.steps:,} steps; {state}"
+    )
+
+
+def _checks(checks: tuple[Check, ...]) -> RenderableType:
+    grid = _grid()
+    for check in checks:
+        mark, style = _MARKS[check.status]
+        grid.add_row(Text(mark, style=style), Text(clean(check.name)), Text(clean(check.detail), style="dim"))
+    return grid
+
+
+def _findings(findings: tuple[Finding, ...]) -> RenderableType:
+    grid = _grid()
+    for finding in sorted(findings, key=lambda f: f.level == "note")[:MAX_FINDINGS]:
+        style = "dim" if finding.level == "note" else "bold red"
+        text = Text(clean(finding.message))
+        if finding.hint:
+            text.append(f" → {clean(finding.hint)}", style="dim")
+        grid.add_row(Text(finding.code, style=style), text)
+    if len(findings) > MAX_FINDINGS:
+        grid.add_row(Text("…"), Text(f"and {len(findings) - MAX_FINDINGS:,} more; --json lists all"))
+    return grid
+
+
+def _bullets(title: str, lines: tuple[str, ...] | list[str]) -> RenderableType:
+    grid = _grid()
+    for line in lines:
+        grid.add_row(Text("·"), Text(clean(line)))
+    return Group(Text(title, style="bold"), grid)
+
+
+def _facts(facts: list[tuple[str, str]]) -> RenderableType:
+    grid = _grid()
+    for label, value in facts:
+        grid.add_row(Text(label, style="bold"), Text(clean(value), overflow="fold"))
+    return grid
+
+
+def _grid() -> Table:
+    return Table.grid(padding=(0, 2, 0, 0))
+
+
+def _table(columns: list[tuple[str, str]], rows: list[list[str]]) -> Table:
+    table = Table(box=box.SIMPLE if sys.stdout.isatty() else None, pad_edge=False)
+    for name, justify in columns:
+        table.add_column(name, justify="right" if justify == "right" else "left")
+    for row in rows[:MAX_ROWS]:
+        table.add_row(*(Text(clean(cell)) for cell in row))
+    if len(rows) > MAX_ROWS:
+        table.add_row(Text(f"… {len(rows) - MAX_ROWS:,} more; --json lists all"))
+    return table
+
+
+def _framed(title: str, exit_code: int, parts: list[RenderableType]) -> None:
+    """Print a panel on a terminal; in a pipe the same lines without a frame."""
+    style = "green" if exit_code == 0 else "yellow" if exit_code == 7 else "red"
+    if sys.stdout.isatty():
+        panel = Panel(
+            Group(*parts), title=f"[bold]{title}[/]", subtitle=_MEANING[exit_code], border_style=style, padding=(1, 2)
+        )
+        _print(panel)
+    else:
+        _print(Text(f"{title} ({_MEANING[exit_code]})"), *parts)
+    _print(Text(f"exit {exit_code}", style=f"bold {style}"))
+
+
+def _print(*renderables: RenderableType) -> None:
+    """Print to standard output; in a pipe without wrapping, colour or trailing blanks."""
+    if sys.stdout.isatty():
+        Console(highlight=False).print(*renderables, sep="\n")
+        return
+    console = Console(highlight=False, width=_PIPE_WIDTH, color_system=None)
+    with console.capture() as captured:
+        console.print(*renderables, sep="\n")
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))

@@ -1,0 +1,65 @@
+"""``salts.bin``: 32 random bytes per manifest row, written once before step 1.
+
+A commitment says nothing without its salt, so overwriting a salt with zeros erases a sample from the log
+without changing the log. The file is as confidential as the data; nobody but its owner may read it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from auditlog.errors import StoreError
+from auditlog.format.commitments import SALT_BYTES
+from auditlog.ledger.files import disk_error
+
+FILE = "salts.bin"
+_CHUNK_ROWS = 1 << 16
+
+
+def create_salts(run: Path, rows: int) -> None:
+    """Write fresh salts for ``rows`` samples.
+
+    Raises:
+        StoreError: If the file exists (salts are never replaced) or the disk refuses.
+    """
+    path = run / FILE
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            for first in range(0, rows, _CHUNK_ROWS):
+                file.write(os.urandom(SALT_BYTES * min(_CHUNK_ROWS, rows - first)))
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError as error:
+        raise StoreError(f"{path} exists already; salts are never replaced") from error
+    except OSError as error:
+        raise disk_error(path, error) from error
+
+
+class Salts:
+    """The salts of a run, by sample index.
+
+    Args:
+        run: The run folder.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._salts: NDArray[np.uint8] = np.empty((0, SALT_BYTES), np.uint8)
+        path = run / FILE
+        if path.is_file() and path.stat().st_size >= SALT_BYTES:
+            rows = path.stat().st_size // SALT_BYTES
+            self._salts = np.memmap(path, np.uint8, mode="r", shape=(rows, SALT_BYTES))
+
+    def __len__(self) -> int:
+        return len(self._salts)
+
+    def salt(self, index: int) -> bytes | None:
+        """Return a sample's salt, or ``None`` where it is missing or was erased (all zeros)."""
+        if not 0 <= index < len(self._salts):
+            return None
+        salt = self._salts[index].tobytes()
+        return salt if any(salt) else None
