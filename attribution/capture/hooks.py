@@ -25,6 +25,11 @@ from attribution.errors import CaptureError, SampleIdentityError
 from attribution.sketch.layout import SketchLayout
 
 SAMPLE_INDEX = "sample_index"
+# Modules are worked off in bursts: right after a large matrix product the first small operation takes several times
+# as long as the next. This much of their inputs and gradients may wait, beyond what autograd holds itself.
+QUEUE_BYTES = 16 << 20
+
+_Waiting = tuple[TrackedModule, MicroBatch, Tensor, Tensor]  # … activations, output gradient
 
 
 class HookSet:
@@ -55,10 +60,14 @@ class HookSet:
         self._model, self._tracking, self._layout = model, tracking, layout
         self._check_index = check_index
         self._next_token = _predicts_next_token(model)
-        self._anchor = torch.zeros((), requires_grad=True)
+        device = next(iter(tracking.parameters.values())).device
+        self._anchor = torch.empty(0, *[1] * 8, device=device, requires_grad=True)
         self._open: MicroBatch | None = None
         self._done: list[Captured] = []
         self._handles: list[Any] = []
+        self._queue: list[_Waiting] = []
+        self._queued = 0  # bytes that the queue holds on to
+        self._scratch: dict[tuple[int, int], Tensor] = {}
         self._passes_without_backward = 0
 
     def attach(self) -> None:
@@ -89,6 +98,7 @@ class HookSet:
     def _close(self) -> None:
         if self._open is None:
             return
+        self._work_off()
         captured = self._open.close()
         self._open = None
         if captured is None:
@@ -145,7 +155,7 @@ class HookSet:
                 f"module {tracked.name} was called without a positional input",
                 "Call it as module(x), or leave it out with allow_untracked.",
             )
-        node = _Keep.apply(args[0], self._anchor).grad_fn
+        node = _keep(args[0], self._anchor)
         output.register_hook(functools.partial(self._on_gradient, tracked, self._open, [node]))
         self.seconds += perf_counter() - started
 
@@ -163,30 +173,49 @@ class HookSet:
             needed = units.gather_logits(logits, targets)
             logits.register_hook(functools.partial(self._on_logits_gradient, self._open, needed))
         else:
-            node = _Keep.apply(logits.detach(), self._anchor).grad_fn
+            node = _keep(logits.detach(), self._anchor)
             logits.register_hook(functools.partial(self._on_bare_gradient, self._open, [node]))
         self.seconds += perf_counter() - started
 
     # --- backward pass --------------------------------------------------------------------------------------
 
     def _on_gradient(self, tracked: TrackedModule, micro: MicroBatch, cell: list[Any], output_grads: Tensor) -> None:
-        """Form the per-sample gradients of one module and add their sketch."""
+        """Queue one module's input and output gradient, and work the queue off when it is long enough."""
         started = perf_counter()
         if micro.closed:
             raise CaptureError(
                 f"module {tracked.name}: a gradient arrived after its micro-batch was closed",
                 "Call backward after each forward pass, before the next forward pass or optimizer.step().",
             )
-        (activations,) = cell.pop().saved_tensors
-        with _exact_arithmetic(output_grads):
-            x = by_sample(activations, micro.samples, tracked.name)  # (B, T, d_in)
-            g = by_sample(output_grads, micro.samples, tracked.name)  # (B, T, d_out)
-            if tracked.weight is not None:
-                self._layout.fold(micro.sketches, tracked.weight, linear_weight(x, g, tracked.transposed))
-            if tracked.bias is not None:
-                self._layout.fold(micro.sketches, tracked.bias, linear_bias(g))
+        activations = _kept(cell.pop())
+        self._queue.append((tracked, micro, activations, output_grads))
+        self._queued += activations.nbytes + output_grads.nbytes
         micro.arrived += 1
+        if self._queued > QUEUE_BYTES:
+            self._work_off()
         self.seconds += perf_counter() - started
+
+    def _work_off(self) -> None:
+        """Form and sketch the queued modules' per-sample gradients, in float32 whatever autocast says."""
+        queue, self._queue, self._queued = self._queue, [], 0
+        maps = self._layout.maps
+        with torch.no_grad(), _without_autocast(queue):
+            for tracked, micro, activations, output_grads in _side_by_side(queue):
+                x = by_sample(activations, micro.samples, tracked.name)  # (B, T, d_in)
+                g = by_sample(output_grads, micro.samples, tracked.name)  # (B, T, d_out)
+                if tracked.weight is not None:
+                    fold = maps[tracked.weight]
+                    out = self._scratch_for(micro.samples, len(fold.signs))
+                    fold.add_to(micro.sums, linear_weight(x, g, tracked.transposed, out))
+                if tracked.bias is not None:
+                    maps[tracked.bias].add_to(micro.sums, linear_bias(g))
+
+    def _scratch_for(self, samples: int, entries: int) -> Tensor:
+        """Return a ``(B, n)`` tensor to overwrite: one that is reused stays in the cache."""
+        key = (samples, entries)
+        if key not in self._scratch:
+            self._scratch[key] = torch.empty(key, device=self._layout.device)
+        return self._scratch[key]
 
     def _on_logits_gradient(self, micro: MicroBatch, needed: units.TokenLogits, gradient: Tensor) -> None:
         started = perf_counter()
@@ -196,29 +225,38 @@ class HookSet:
     def _on_bare_gradient(self, micro: MicroBatch, cell: list[Any], gradient: Tensor) -> None:
         """Measure without labels: the targets are read off the gradient."""
         started = perf_counter()
-        (logits,) = cell.pop().saved_tensors
+        logits = _kept(cell.pop())
         needed = units.gather_logits(logits, units.targets_from_gradient(gradient))
         micro.units = units.measure(needed, gradient)
         self.seconds += perf_counter() - started
 
 
-class _Keep(torch.autograd.Function):
-    """A side node that saves one tensor the way autograd saves its own. Its gradient is never asked for."""
-
-    @staticmethod
-    def forward(ctx: Any, kept: Tensor, anchor: Tensor) -> Tensor:
-        ctx.save_for_backward(kept)
-        return anchor.new_empty(0)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
-        return None, None
+def _side_by_side(queue: list[_Waiting]) -> list[_Waiting]:
+    """Bring modules with one and the same input together, so that it is read into the cache once."""
+    groups: dict[int, list[_Waiting]] = {}
+    for waiting in queue:
+        groups.setdefault(waiting[2].data_ptr(), []).append(waiting)
+    return [waiting for group in groups.values() for waiting in group]
 
 
-def _exact_arithmetic(tensor: Tensor) -> Any:
-    """Switch autocast off where the caller left it on, so that sums stay in float32."""
-    kind = tensor.device.type
+def _without_autocast(queue: list[_Waiting]) -> Any:
+    kind = queue[0][3].device.type if queue else "cpu"
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
+
+def _keep(tensor: Tensor, anchor: Tensor) -> Any:
+    """Return a node of the autograd graph that saves ``tensor``, the way autograd saves a module's own input.
+
+    The product with an empty anchor (a leading dimension of size 0) that requires a gradient saves its other factor
+    and computes nothing. A custom autograd function does the same at several times the cost.
+    """
+    return (tensor * anchor).grad_fn
+
+
+def _kept(node: Any) -> Tensor:
+    """Return the tensor that a node from ``_keep`` saved; under checkpointing, this is where it is recomputed."""
+    saved: Tensor = node._saved_self
+    return saved
 
 
 def _logits(output: Any) -> Tensor | None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attribution.capture.units import Units
+from attribution.sketch.operators import unwrapped, wrap
 from auditlog.format.records import Flag
 
 
@@ -50,7 +51,7 @@ class MicroBatch:
     def __init__(self, sample_index: Tensor, token_ids: Tensor | None, dim: int, device: torch.device) -> None:
         self.sample_index = sample_index
         self.token_ids_sha256 = None if token_ids is None else _digest(token_ids)
-        self.sketches = torch.zeros(len(sample_index), dim, device=device)
+        self.sums = unwrapped(len(sample_index), dim, device)
         self.units: Units | None = None
         self.arrived = 0  # gradients that reached a tracked module
         self.closed = False
@@ -69,9 +70,9 @@ class MicroBatch:
         self.closed = True
         if not self.arrived:
             return None
-        units = self.units or Units.unknown(self.samples, self.sketches.device)
+        units = self.units or Units.unknown(self.samples, self.sums.device)
         empty = units.known & (units.n_tokens == 0)
-        sketch = self.sketches / units.factor[:, None]  # (B, D)
+        sketch = wrap(self.sums) / units.factor[:, None]  # (B, D)
         finite = sketch.isfinite().all(1) & (units.loss.isfinite() | ~units.known)
         weight = torch.where(empty, torch.zeros_like(units.factor), units.factor)
         flags = (

@@ -23,6 +23,8 @@ def by_sample(tensor: Tensor, samples: int, module: str) -> Tensor:
     Raises:
         CaptureError: If the leading dimension is not a multiple of ``B``.
     """
+    if tensor.ndim == 3 and tensor.shape[0] == samples and tensor.dtype is torch.float32:
+        return tensor
     rows = tensor.shape[0]
     if rows == samples:
         shaped = tensor.reshape(samples, -1, tensor.shape[-1])
@@ -36,29 +38,33 @@ def by_sample(tensor: Tensor, samples: int, module: str) -> Tensor:
     return shaped.float()
 
 
-def linear_weight(activations: Tensor, output_grads: Tensor, transposed: bool = False) -> Tensor:
-    """Return each sample's weight gradient.
+def linear_weight(
+    activations: Tensor, output_grads: Tensor, transposed: bool = False, out: Tensor | None = None
+) -> Tensor:
+    """Return each sample's weight gradient, flattened as the sketch takes it: the shorter side first.
 
-    The product is formed with the shorter side first, which on a CPU is twice as fast for LoRA's tall B matrix; the
-    returned tensor is a transposed view where that is not the weight's own order.
+    That order is also the faster one to compute: for LoRA's tall B matrix it takes half the time on a CPU.
 
     Args:
         activations: Module input, ``(B, T, d_in)`` float32.
         output_grads: Gradient of the loss w.r.t. the module output, ``(B, T, d_out)`` float32.
         transposed: The weight is stored ``(d_in, d_out)``.
+        out: ``(B, d_in * d_out)`` float32 to write into.
 
     Returns:
-        ``(B, d_out, d_in)``, or ``(B, d_in, d_out)`` if transposed.
+        ``(B, d_in * d_out)``: row by row of the stored weight, or column by column if it has more rows than columns.
 
     Example:
         >>> x, g = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[3.0]]])
         >>> linear_weight(x, g)
-        tensor([[[3., 6.]]])
+        tensor([[3., 6.]])
     """
-    rows, columns = (activations, output_grads) if transposed else (output_grads, activations)
-    if rows.shape[-1] > columns.shape[-1]:
-        return torch.bmm(columns.transpose(1, 2), rows).transpose(1, 2)
-    return torch.bmm(rows.transpose(1, 2), columns)
+    first, second = (activations, output_grads) if transposed else (output_grads, activations)
+    if first.shape[2] > second.shape[2]:
+        first, second = second, first
+    if out is not None:
+        out = out.view(len(first), first.shape[2], second.shape[2])
+    return torch.bmm(first.transpose(1, 2), second, out=out).flatten(1)
 
 
 def linear_bias(output_grads: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attribution.errors import SketchMismatchError
 from attribution.sketch import rng
-from attribution.sketch.operators import SignFold
+from attribution.sketch.operators import SignFold, unwrapped, wrap
 from auditlog.format.manifest import SketchBlock, SketchParameter
 
 DEFAULT_DIM = 4096
@@ -41,12 +41,12 @@ class SketchLayout:
 
     def __init__(self, shapes: Mapping[str, Sequence[int]], dim: int = DEFAULT_DIM, seed: str = "0") -> None:
         self.dim, self.seed = dim, seed
-        self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
+        self.shapes = {name: torch.Size(shape) for name, shape in shapes.items()}
         self.maps: dict[str, SignFold] = {}
         digest = hashlib.sha256()
         for name, shape in self.shapes.items():
             purpose = f"gradtrail/{seed}/{name}"
-            table = rng.signs(f"{purpose}/signs", torch.Size(shape).numel())
+            table = rng.signs(f"{purpose}/signs", shape.numel())
             offset = rng.offset(f"{purpose}/offset", dim)
             self.maps[name] = SignFold(torch.from_numpy(table).float(), offset, dim)
             digest.update(f"{name}\0{offset}\0".encode() + table.tobytes())
@@ -78,7 +78,7 @@ class SketchLayout:
             tables_sha256=self.tables_sha256,
             route="exact",
             parameters=tuple(
-                SketchParameter(name=name, shape=shape, offset=self.maps[name].offset)
+                SketchParameter(name=name, shape=tuple(shape), offset=self.maps[name].offset)
                 for name, shape in self.shapes.items()
             ),
         )
@@ -88,18 +88,12 @@ class SketchLayout:
         self.maps = {name: fold.to(device) for name, fold in self.maps.items()}
         return self
 
-    def fold(self, out: Tensor, name: str, gradients: Tensor) -> None:
-        """Add the sketch of one parameter's gradients to ``out``.
+    @property
+    def device(self) -> torch.device:
+        """Where the sign tables are."""
+        return next(iter(self.maps.values())).signs.device
 
-        Args:
-            out: ``(B, D)`` float32.
-            name: The parameter.
-            gradients: ``(B, *shape)`` float32.
-        """
-        if is_tall(self.shapes[name]):
-            gradients = gradients.transpose(1, 2)
-        self.maps[name].add_to(out, gradients.reshape(gradients.shape[0], -1))
-
+    @torch.no_grad()
     def sketch(self, gradients: Mapping[str, Tensor]) -> Tensor:
         """Sketch one gradient given per parameter.
 
@@ -112,13 +106,17 @@ class SketchLayout:
         Raises:
             SketchMismatchError: If a name is not in the layout or has another shape.
         """
-        device = next(iter(self.maps.values())).signs.device
-        out = torch.zeros(1, self.dim, device=device)
+        sums = unwrapped(1, self.dim, self.device)
         for name, gradient in gradients.items():
-            if tuple(gradient.shape) != self.shapes.get(name):
+            if gradient.shape != self.shapes.get(name):
                 raise SketchMismatchError(
-                    f"parameter {name}: shape {tuple(gradient.shape)}, the sketch has {self.shapes.get(name)}",
+                    f"parameter {name}: shape {tuple(gradient.shape)}, the sketch has {_plain(self.shapes.get(name))}",
                     "Query with the model that was trained: same base model, same adapter configuration.",
                 )
-            self.fold(out, name, gradient.detach().to(device, torch.float32)[None])
-        return out[0]
+            flat = (gradient.t() if is_tall(gradient.shape) else gradient).reshape(1, -1)
+            self.maps[name].add_to(sums, flat.to(self.device, torch.float32))
+        return wrap(sums)[0]
+
+
+def _plain(shape: torch.Size | None) -> tuple[int, ...] | str:
+    return "no such parameter" if shape is None else tuple(shape)

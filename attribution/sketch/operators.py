@@ -3,6 +3,9 @@
 Entry ``e`` of the flattened gradient is multiplied by its sign and added to bucket ``(offset + e) mod D``, so
 ``E[SᵀS] = I`` and ``E<Sx, Sy> = <x, y>`` over the signs. Each parameter has its own signs and its own roll: without
 the roll, outlier features that all modules share would pile up in the same buckets.
+
+Sums are kept unwrapped, over several times ``D`` buckets of which each ``D`` continues the one before, and wrapped
+once at the end. So an ordinary parameter costs one fused multiply-add, wherever its offset lies.
 """
 
 from __future__ import annotations
@@ -10,8 +13,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Up to this many blocks one fused multiply-add per block beats forming the signed copy and summing it.
-_FEW_BLOCKS = 8
+# Entries that one fused multiply-add takes, in units of D; the unwrapped sums are one D wider.
+SPAN = 4
+# Parameters of more blocks than this are signed, summed over their blocks, and added once.
+_FEW_BLOCKS = 32
 
 
 class SignFold:
@@ -26,32 +31,23 @@ class SignFold:
     def __init__(self, signs: Tensor, offset: int, dim: int) -> None:
         self.signs, self.offset, self.dim = signs, offset, dim
         n = len(signs)
-        head = min(dim - offset, n)
-        self._blocks = (n - head) // dim
-        self._body = slice(head, head + self._blocks * dim)
-        pieces = [(offset, 0, head), (0, self._body.stop, n)]
-        if self._blocks <= _FEW_BLOCKS:
-            pieces += [(0, start, start + dim) for start in range(head, self._body.stop, dim)]
-            self._blocks = 0
-        # What of ``values`` goes where in ``out``: everything that is not in the long body.
-        self._pieces = [
-            (slice(bucket, bucket + end - start), slice(start, end), signs[start:end])
-            for bucket, start, end in pieces
-            if end > start
-        ]
+        self._blocks = n // dim if n // dim > _FEW_BLOCKS else 0
+        starts = range(self._blocks * dim, n, SPAN * dim)
+        self._pieces = [(i, min(SPAN * dim, n - i), signs[i : i + SPAN * dim]) for i in starts]
 
-    def add_to(self, out: Tensor, values: Tensor) -> None:
-        """Add the sketch of each row of ``values`` to the same row of ``out``, in place.
+    def add_to(self, sums: Tensor, values: Tensor) -> None:
+        """Add the unwrapped sketch of each row of ``values`` to the same row of ``sums``, in place.
 
         Args:
-            out: ``(B, D)`` float32.
+            sums: Float32, from ``unwrapped``.
             values: ``(B, n)`` float32, one flattened gradient per row.
         """
-        for buckets, entries, signs in self._pieces:
-            out[:, buckets].addcmul_(values[:, entries], signs)
+        for start, length, signs in self._pieces:
+            sums.narrow(1, self.offset, length).addcmul_(values.narrow(1, start, length), signs)
         if self._blocks:
-            signed = values[:, self._body] * self.signs[self._body]  # (B, blocks * D)
-            out += signed.view(-1, self._blocks, self.dim).sum(1)
+            end = self._blocks * self.dim
+            signed = values.narrow(1, 0, end) * self.signs[:end]  # (B, blocks * D)
+            sums.narrow(1, self.offset, self.dim).add_(signed.view(-1, self._blocks, self.dim).sum(1))
 
     def adjoint(self, sketch: Tensor) -> Tensor:
         """Return ``Sᵀ`` of each row: ``(B, D)`` to ``(B, n)``."""
@@ -62,3 +58,13 @@ class SignFold:
     def to(self, device: torch.device) -> SignFold:
         """Return the same map on ``device``."""
         return SignFold(self.signs.to(device), self.offset, self.dim)
+
+
+def unwrapped(rows: int, dim: int, device: torch.device | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return zeros to add sketches to, ``(rows, (1 + SPAN) D)``."""
+    return torch.zeros(rows, (1 + SPAN) * dim, device=device, dtype=dtype)
+
+
+def wrap(sums: Tensor) -> Tensor:
+    """Return the sketches, ``(B, D)``, from unwrapped sums."""
+    return sums.view(len(sums), 1 + SPAN, -1).sum(1)

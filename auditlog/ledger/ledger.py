@@ -35,7 +35,7 @@ from auditlog.trust.certificates import FIRST_ATTEMPT, make_certificate, session
 from auditlog.trust.keys import Signer
 
 BATCH_ENTRIES = 4_096
-BATCH_SECONDS = 2.0
+BATCH_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class RunLedger:
         return self._log.waiting
 
     def append_step(self, entry: StepEntry) -> None:
-        """Append the step's records, then its event; stores what waits when a batch is full or two seconds old.
+        """Append the step's records, then its event; stores what waits when a batch is full or ten seconds old.
 
         Raises:
             UsageError: If the arrays do not fit together or a sample index is not in the manifest.

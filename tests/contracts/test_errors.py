@@ -23,7 +23,9 @@ def exception_classes() -> list[type[BaseException]]:
             found |= {
                 value
                 for _, value in inspect.getmembers(module, inspect.isclass)
-                if issubclass(value, BaseException) and value.__module__ == module.__name__
+                if issubclass(value, BaseException)
+                and not issubclass(value, Warning)
+                and value.__module__ == module.__name__
             }
     return sorted(found, key=lambda c: c.__qualname__)
 

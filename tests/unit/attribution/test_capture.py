@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from attribution.capture.modules import find_tracked
 from attribution.capture.oracle import gradient, sketch_each
 from attribution.errors import CaptureError, CoverageGapError, SampleIdentityError
 from attribution.sketch.layout import SketchLayout
+from attribution.sketch.operators import SignFold
 from attribution.sketch.quantize import dequantize, quantize
 from auditlog.format.records import Flag
 
@@ -282,12 +284,12 @@ def test_two_exchanged_ids_fail_the_oracle() -> None:
 def test_a_tokens_gradient_given_to_the_neighbour_fails_the_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
     right = hooks_module.linear_weight
 
-    def wrong(x: torch.Tensor, g: torch.Tensor, transposed: bool = False) -> torch.Tensor:
+    def wrong(x: torch.Tensor, g: torch.Tensor, *rest: Any) -> torch.Tensor:
         leaked = g.clone()
         leaked[0, 2], leaked[1, 2] = g[1, 2], g[0, 2]
         moved = x.clone()
         moved[0, 2], moved[1, 2] = x[1, 2], x[0, 2]
-        return right(moved, leaked, transposed)
+        return right(moved, leaked, *rest)
 
     rig = broken_run(monkeypatch, hooks_module, "linear_weight", wrong)
     batch = make_batch()
@@ -300,14 +302,14 @@ def test_a_tokens_gradient_given_to_the_neighbour_fails_the_oracle(monkeypatch: 
 
 def test_an_omitted_module_fails_conservation(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(tiny_lora().train())
-    skipped = rig.tracking.modules[3].weight
-    right = SketchLayout.fold
+    skipped = rig.layout.maps[rig.tracking.modules[3].weight]
+    right = SignFold.add_to
 
-    def wrong(self: SketchLayout, out: torch.Tensor, name: str, gradients: torch.Tensor) -> None:
-        if not (name == skipped and len(out) > 1):
-            right(self, out, name, gradients)
+    def wrong(self: SignFold, sums: torch.Tensor, values: torch.Tensor) -> None:
+        if not (self is skipped and len(values) > 1):
+            right(self, sums, values)
 
-    monkeypatch.setattr(SketchLayout, "fold", wrong)
+    monkeypatch.setattr(SignFold, "add_to", wrong)
     (captured,) = rig.step(make_batch())
     assert conserve(captured.expected, rig.consumed()).residual > 1e-3
 

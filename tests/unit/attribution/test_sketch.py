@@ -7,7 +7,7 @@ import torch
 from attribution.errors import SketchMismatchError
 from attribution.sketch import rng
 from attribution.sketch.layout import SketchLayout
-from attribution.sketch.operators import SignFold
+from attribution.sketch.operators import SignFold, unwrapped, wrap
 from attribution.sketch.quantize import dequantize, quantize
 
 
@@ -23,15 +23,17 @@ def fold_of(n: int, dim: int, offset: int, purpose: str = "t") -> SignFold:
     return SignFold(torch.from_numpy(rng.signs(purpose, n)).double(), offset, dim)
 
 
-@pytest.mark.parametrize("n", [1, 7, 16, 17, 40, 16 * 9, 16 * 12 + 3])
+@pytest.mark.parametrize("n", [1, 7, 16, 17, 40, 16 * 9, 16 * 33, 16 * 40 + 3])
 @pytest.mark.parametrize("offset", [0, 5, 15])
 def test_fold_and_adjoint_are_the_matrix_and_its_transpose(n: int, offset: int) -> None:
     fold = fold_of(n, 16, offset)
     S = dense(fold.signs, offset, 16)
     x, u = torch.randn(3, n, dtype=torch.float64), torch.randn(3, 16, dtype=torch.float64)
-    out = torch.ones(3, 16, dtype=torch.float64)
-    fold.add_to(out, x)
-    torch.testing.assert_close(out, 1 + x @ S.T)
+    sums = unwrapped(3, 16, dtype=torch.float64)
+    sums[:, :16] += 1
+    sums[:, 32:48] += 1
+    fold.add_to(sums, x)
+    torch.testing.assert_close(wrap(sums), 2 + x @ S.T)
     torch.testing.assert_close(fold.adjoint(u), u @ S)
 
 
@@ -46,8 +48,9 @@ def test_inner_products_are_unbiased_with_the_variance_of_a_sign_hash() -> None:
     y = 0.5 * x + torch.from_numpy(generator.normal(size=n))
     products = []
     for seed in range(seeds):
-        out = torch.zeros(2, dim, dtype=torch.float64)
-        fold_of(n, dim, seed % dim, f"seed {seed}").add_to(out, torch.stack([x, y]))
+        sums = unwrapped(2, dim, dtype=torch.float64)
+        fold_of(n, dim, seed % dim, f"seed {seed}").add_to(sums, torch.stack([x, y]))
+        out = wrap(sums)
         products.append(float(out[0] @ out[1]))
     exact = float(x @ y)
     variance = float((x @ x) * (y @ y) + (x @ y) ** 2 - 2 * (x**2 * y**2).sum()) / dim
