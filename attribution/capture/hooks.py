@@ -27,7 +27,7 @@ from attribution.sketch.layout import SketchLayout
 SAMPLE_INDEX = "sample_index"
 # Modules are worked off in bursts: right after a large matrix product the first small operation takes several times
 # as long as the next. This much of their inputs and gradients may wait, beyond what autograd holds itself.
-QUEUE_BYTES = 16 << 20
+QUEUE_BYTES = 4 << 20
 
 _Waiting = tuple[TrackedModule, MicroBatch, Tensor, Tensor]  # … activations, output gradient
 
