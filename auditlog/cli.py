@@ -217,7 +217,10 @@ def show(
         if seq is not None:
             document, printer = summary.entry(reader, seq), display.print_entry
         elif recompute:
-            document, printer = summary.conservation(recompute_steps(reader)), display.print_conservation
+            document, printer = (
+                summary.conservation(recompute_steps(reader), summary.step_count(reader)),
+                display.print_conservation,
+            )
         elif steps:
             document, printer = summary.steps(reader), display.print_steps
         else:

@@ -129,7 +129,10 @@ def print_conservation(document: dict[str, Any]) -> None:
     if failed:
         first = f"first in step {failed[0]}"
         _print(Text(f"{len(failed)} of {len(rows)} steps do not add up, {first}.", style="bold red"))
-    else:
+    if document["not_compared"]:
+        why = "no gradient is stored, or a sample's sketch is not finite"
+        _print(Text(f"{document['not_compared']} steps could not be compared: {why}.", style="bold red"))
+    if rows and not failed:
         _print(f"{len(rows)} steps: the stored samples add up to the gradient that was consumed.")
 
 

@@ -73,14 +73,20 @@ def steps(reader: RunReader) -> dict[str, Any]:
     }
 
 
-def conservation(checks: Sequence[StepCheck]) -> dict[str, Any]:
-    """Return the recomputed sums of all steps."""
+def step_count(reader: RunReader) -> int:
+    """Return how many optimizer steps the log holds."""
+    return len(reader.events(EventKind.STEP))
+
+
+def conservation(checks: Sequence[StepCheck], steps: int) -> dict[str, Any]:
+    """Return the recomputed sums, and how many of the ``steps`` could not be compared at all."""
     return {
         "schema": "gradtrail/conservation",
         "steps": [
             {"step": c.step, "f": c.f, "residual": c.residual, "tolerance": c.tolerance, "ok": c.ok} for c in checks
         ],
-        "ok": all(check.ok for check in checks),
+        "not_compared": steps - len(checks),
+        "ok": len(checks) == steps and all(check.ok for check in checks),
     }
 
 

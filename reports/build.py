@@ -61,12 +61,13 @@ def build_report(
 
     Raises:
         UnverifiedEvidenceError: If the run does not verify. Nothing is written or logged.
-        UsageError: If ``output`` cannot be a file.
+        UsageError: If ``output`` cannot be a file, or ``signer`` is not among the pinned keys.
         DeclarationError: If the declarations cannot be used.
         RenderError: If the PDF cannot be made.
         StoreError: If the file or the log cannot be written.
     """
     _check_output(output)
+    _check_signer(signer, trust)
     register = load_register()
     declared = Declarations() if declarations is None else load_declarations(declarations, register)
     evidence = gather(run, trust)
@@ -92,6 +93,15 @@ def build_report(
     finally:
         waiting.unlink(missing_ok=True)
     return Report(output, subject.report_id, sha256(pdf).hex(), digest.hex(), len(pdf), event.seq)
+
+
+def _check_signer(signer: Signer, trust: Trust) -> None:
+    """Refuse a key that the given trust does not know: its entry would spoil the custody log for that very trust."""
+    if trust.vkeys and signer.vkey not in trust.vkeys:
+        raise UsageError(
+            f"the key {signer.vkey.name} is not among the pinned keys, so the report's entry would not verify",
+            "Sign with the run's own key, or pin this one as well: --trust KEY.vkey.",
+        )
 
 
 def _check_output(output: Path) -> None:

@@ -27,7 +27,9 @@ from attribution.sketch.layout import SketchLayout
 SAMPLE_INDEX = "sample_index"
 # Modules are worked off in bursts: right after a large matrix product the first small operation takes several times
 # as long as the next. This much of their inputs and gradients may wait, beyond what autograd holds itself.
-QUEUE_BYTES = 4 << 20
+QUEUE_BYTES = 16 << 20
+
+_TAKE_IDS = "Take sample_index from attribution.dataset(manifest) and let the collator stack it unchanged."
 
 _Waiting = tuple[TrackedModule, MicroBatch, Tensor, Tensor]  # … activations, output gradient
 
@@ -99,12 +101,12 @@ class HookSet:
         if self._open is None:
             return
         self._work_off()
-        captured = self._open.close()
-        self._open = None
-        if captured is None:
-            self._passes_without_backward += 1
-        else:
+        micro, self._open = self._open, None
+        captured = micro.close()
+        if captured is not None:
             self._done.append(captured)
+        elif micro.is_training:
+            self._passes_without_backward += 1
 
     # --- forward pass ---------------------------------------------------------------------------------------
 
@@ -113,10 +115,12 @@ class HookSet:
         started = perf_counter()
         batch = args[0] if not kwargs and len(args) == 1 and isinstance(args[0], Mapping) else kwargs
         index = batch.get(SAMPLE_INDEX)
-        if model.training and torch.is_grad_enabled():
+        # In evaluation mode a pass may be mere inference, so only one that brings ids can be meant for training.
+        if torch.is_grad_enabled() and (model.training or index is not None):
             self._close()
             self.step_began = self.step_began or started
             self._open = self._start(index, batch, args)
+            self._open.is_training = model.training
         self.seconds += perf_counter() - started
         if index is None:
             return None
@@ -133,7 +137,7 @@ class HookSet:
                 "  train_dataset=dataset(manifest).map(tokenize)   # tokenize must not drop sample_index\n"
                 "  model(**batch)                                  # plain loop: pass the batch with its sample_index",
             )
-        index = torch.as_tensor(index).detach().to("cpu", torch.int64)
+        index = _as_integers(index)
         token_ids = batch.get("input_ids")
         rows = next((len(t) for t in [token_ids, *tensors] if isinstance(t, Tensor) and t.ndim), 0)
         if index.ndim != 1 or len(index) != rows:
@@ -187,6 +191,11 @@ class HookSet:
                 f"module {tracked.name}: a gradient arrived after its micro-batch was closed",
                 "Call backward after each forward pass, before the next forward pass or optimizer.step().",
             )
+        if not cell:
+            raise CaptureError(
+                f"module {tracked.name}: a second backward pass reached the same forward pass",
+                "Run the forward pass again before each backward pass, or add the losses and call backward once.",
+            )
         activations = _kept(cell.pop())
         self._queue.append((tracked, micro, activations, output_grads))
         self._queued += activations.nbytes + output_grads.nbytes
@@ -229,6 +238,17 @@ class HookSet:
         needed = units.gather_logits(logits, units.targets_from_gradient(gradient))
         micro.units = units.measure(needed, gradient)
         self.seconds += perf_counter() - started
+
+
+def _as_integers(index: Any) -> Tensor:
+    """Return ids as ``(B,)`` int64 on the CPU; never by rounding."""
+    try:
+        tensor = torch.as_tensor(index).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SampleIdentityError(f"{SAMPLE_INDEX} is not a tensor of integers: {error}", _TAKE_IDS) from error
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype is torch.bool:
+        raise SampleIdentityError(f"{SAMPLE_INDEX} has type {tensor.dtype}, integers are needed", _TAKE_IDS)
+    return tensor.to("cpu", torch.int64)
 
 
 def _side_by_side(queue: list[_Waiting]) -> list[_Waiting]:

@@ -55,6 +55,7 @@ class MicroBatch:
         self.units: Units | None = None
         self.arrived = 0  # gradients that reached a tracked module
         self.closed = False
+        self.is_training = True
 
     @property
     def samples(self) -> int:

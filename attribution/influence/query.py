@@ -136,6 +136,8 @@ def ask(
         answers.append(answer)
         progress()
 
+    if not len(reader.records()):
+        raise ReadError(f"{reader.path}: the run holds no record of a sample, so nothing can be scored")
     steps = [event.json() for event in reader.events(EventKind.STEP)]
     scores = estimators.score(
         lambda: estimators.raw_blocks(reader.sketches(), layout.dim),

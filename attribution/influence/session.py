@@ -11,6 +11,7 @@ from attribution.influence.record import log_answer
 from attribution.influence.result import InfluenceResult
 from attribution.influence.sources import open_sources, text_previews
 from attribution.training.recipe import Recipe, load_recipe
+from auditlog.errors import UsageError
 from auditlog.ledger.reader import RunReader
 from auditlog.trust.keys import Signer
 
@@ -56,6 +57,9 @@ def answer(
 
 
 def _question(prompt: str, target: str, against: str) -> Question:
+    for name, text in (("prompt", prompt), ("target", target), ("against", against)):
+        if not text.strip():
+            raise UsageError(f"the {name} is empty", "Give the text as the model sees or says it.")
     return Question(prompt, follow_on(prompt, target), follow_on(prompt, against))
 
 

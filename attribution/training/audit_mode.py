@@ -187,7 +187,12 @@ class AuditMode:
         )
         self.writer.event(EventKind.MODEL_CHECKPOINT, body)
         self.writer.seal(
-            {"reason": "finished", "audit_share": self.time.share, "audit_share_median": self.time.median_share}
+            {
+                "reason": "finished",
+                "open_steps": self.recorder.open_steps,
+                "audit_share": self.time.share,
+                "audit_share_median": self.time.median_share,
+            }
         )
         logger.info(
             "sealed %s: %d steps, %d records, worst conservation residual %.1e, audit time %.1f %% of step time",

@@ -6,6 +6,7 @@ optimizer is about to consume.
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -29,6 +30,10 @@ from auditlog.format.canonical import finite
 from auditlog.format.records import RECORD
 from auditlog.ledger.ledger import StepEntry
 from auditlog.ledger.writer import LedgerWriter
+
+logger = logging.getLogger("gradtrail")
+
+TOLERATED_RESIDUAL = 1e-2  # float32 closes to 1e-5, bf16 to a few 1e-3
 
 
 @dataclass(slots=True)
@@ -70,6 +75,7 @@ class StepRecorder:
 
     Attributes:
         steps: Optimizer steps recorded.
+        open_steps: Those of them whose samples do not add up to the consumed gradient.
         epoch: Epoch that the loop reports; ``None`` records each sample's number of earlier uses instead.
         clip_max_norm: The loop's clipping threshold, where it is known.
         num_items: The step's ``num_items_in_batch``, where the loop has one.
@@ -90,6 +96,7 @@ class StepRecorder:
         self.num_items: int | None = None
         self.time = AuditTime()
         self.worst_residual = 0.0
+        self.open_steps = 0
         self._hooks, self._tracking, self._layout = hooks, tracking, layout
         self._data, self._writer = data, writer
         self._uses = np.zeros(data.rows, dtype=np.int64)
@@ -179,7 +186,28 @@ class StepRecorder:
         }
         if math.isfinite(closing.residual):
             self.worst_residual = max(self.worst_residual, closing.residual)
+        if norm > 0 and not closing.residual <= TOLERATED_RESIDUAL:
+            self._warn_open(len(captured), closing.residual)
         return q[0], (float(scale[0]), 0.0)
+
+    def _warn_open(self, micro_batches: int, residual: float) -> None:
+        """Count a step whose samples do not add up to its gradient; say so loudly the first time."""
+        self.open_steps += 1
+        if self.open_steps > 1:
+            return
+        if not micro_batches:
+            why = "no sample was captured: is the batch passed to the audited model, with its sample_index?"
+        elif not math.isfinite(residual):
+            why = "a loss or gradient is not finite"
+        else:
+            why = "is zero_grad missing, or is something else added to the gradients?"
+        logger.warning(
+            "audit mode: the samples of step %d do not add up to the gradient that the optimizer consumes "
+            "(residual %.2g): %s Each such step is recorded; show them with: gradtrail show RUN --steps",
+            self.steps,
+            residual,
+            why,
+        )
 
     def _tracked_share(self, tracked_norm: float) -> float:
         """Return the tracked parameters' share of the squared norm of the whole gradient."""

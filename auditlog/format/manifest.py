@@ -109,7 +109,12 @@ class RunManifest(Frozen):
         Raises:
             FormatError: If they are not canonical JSON of a run manifest of a known format version.
         """
-        parse_canonical(data)
+        try:
+            parse_canonical(data)
+        except FormatError as error:
+            raise FormatError(
+                f"manifest.json: {error}", "Restore the file; every hash of the log starts from its bytes."
+            ) from error
         try:
             return cls.model_validate_json(data)
         except ValidationError as error:

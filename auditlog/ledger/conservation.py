@@ -44,7 +44,8 @@ class StepCheck:
 def recompute(reader: RunReader) -> list[StepCheck]:
     """Return the check of every step whose consumed gradient is stored.
 
-    Steps with a record that is not finite are left out: their samples cannot add up to a finite gradient.
+    Steps with a record that is not finite are left out: their samples cannot add up to a finite gradient. Compare
+    the length with the number of step events.
 
     Raises:
         StoreError: If a sketch row is missing.

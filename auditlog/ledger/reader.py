@@ -14,7 +14,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from auditlog.errors import DataError, ReadError
+from auditlog.errors import DataError, FormatError, ReadError
 from auditlog.format.commitments import sample_identity
 from auditlog.format.digests import sha256
 from auditlog.format.manifest import RunManifest
@@ -152,11 +152,22 @@ def verify_run(
     with RunReader.open(run) as reader:
         identities = None if data is None else data_identities(reader.manifest, data)
         verdict = verify_log(reader.view(), trust, identities=identities, progress=progress)
-        note = reader.final_note if verdict.sealed else None
-    if note is None:
-        unread = "the custody log, because the run has no final note" if (Path(run) / CUSTODY).exists() else None
-        return replace(verdict, not_checked=verdict.not_checked + ((unread,) if unread else ()))
-    return _joined(verdict, verify_custody_folder(Path(run), trust, note), trust)
+        note = _readable_note(reader) if verdict.sealed else None
+    has_custody = (Path(run) / CUSTODY).exists()
+    if has_custody and note is not None:
+        return _joined(verdict, verify_custody_folder(Path(run), trust, note), trust)
+    unread = "what was done with the run after its seal: the folder holds no custody log"
+    if has_custody:
+        unread = "the custody log, because the run has no final note that can be read"
+    return replace(verdict, not_checked=(*verdict.not_checked, *([unread] if has_custody or verdict.sealed else [])))
+
+
+def _readable_note(reader: RunReader) -> Note | None:
+    """Return the final note; ``None`` where a cell in its way does not fit the format, which is a finding already."""
+    try:
+        return reader.final_note
+    except FormatError:
+        return None
 
 
 def data_identities(manifest: RunManifest, folder: Path) -> Callable[[int], bytes]:

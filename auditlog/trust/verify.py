@@ -49,6 +49,7 @@ __all__ = [
 
 _ALWAYS_OPEN = (
     "whether the trainer wrote the truth: a log shows that a record was not changed later, not that it was right",
+    "whether each step's samples add up to its gradient: gradtrail show RUN --recompute repeats those sums",
     "whether the sketches are those of the gradients: only recomputing steps from data and snapshot shows that",
 )
 
@@ -281,7 +282,10 @@ def _add_snapshots(report: _Report, log: LogView, facts: Facts) -> None:
             message = f"{path} is not the file that was logged: SHA-256 {found[:16]}…, logged {expected[:16]}…"
             findings.append(Finding("E_BIND", message, path, seq))
     compared = len(facts.snapshots) - len(missing)
-    report.add("snapshots", findings, f"{compared} of {len(facts.snapshots)} logged files compared by SHA-256")
+    if compared or not missing:
+        report.add("snapshots", findings, f"{compared} of {len(facts.snapshots)} logged files compared by SHA-256")
+    else:
+        report.skip("snapshots", f"none of the {len(missing)} logged files is here")
     if missing:
         report.not_checked.append(f"{len(missing)} snapshot files that are not here, the first is {missing[0]}")
 

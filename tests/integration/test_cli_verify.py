@@ -99,6 +99,29 @@ def test_each_verdict_has_its_exit_code(gradtrail, sim: LedgerSimulator, tmp_pat
         assert done.out.splitlines()[-1] == f"exit {code}"
 
 
+@pytest.mark.parametrize(
+    "edit",
+    [
+        "UPDATE events SET kind = NULL WHERE seq = 0",
+        "UPDATE events SET body = NULL WHERE seq = (SELECT max(seq) FROM events)",
+        "UPDATE checkpoints SET note = NULL",
+    ],
+)
+def test_an_emptied_cell_is_a_finding_and_never_ends_the_verification(
+    edit: str, gradtrail, sim: LedgerSimulator
+) -> None:
+    sim.sql(edit)
+    done = gradtrail("verify", sim.run, *trusting(sim))
+    assert done.code in (4, 6), done.out  # never 3: one edited cell must not buy "no statement about the content"
+    assert "is NULL" in done.out
+
+
+def test_a_custody_log_that_is_not_there_is_named_as_not_checked(gradtrail, sim: LedgerSimulator) -> None:
+    done = gradtrail("verify", sim.run, *trusting(sim))
+    assert done.code == 0
+    assert "no custody log" in done.out
+
+
 @pytest.mark.parametrize("kind", ["missing", "empty"])
 def test_a_missing_or_empty_path_is_exit_3_and_creates_nothing(kind: str, gradtrail, tmp_path: Path) -> None:
     run = tmp_path / "nowhere"

@@ -132,8 +132,8 @@ def test_f_is_the_clip_factor(tmp_path: Path, data: DataManifest, signer: Signer
     assert max(r["residual"] for r in recorded) < 1e-4
 
 
-def test_a_gradient_that_nobody_zeroed_shows_in_the_residual(
-    tmp_path: Path, data: DataManifest, signer: Signer
+def test_a_gradient_that_nobody_zeroed_shows_in_the_residual_and_is_warned_about(
+    tmp_path: Path, data: DataManifest, signer: Signer, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = tiny_lora().train()
     optimizer = optimizer_of(model)
@@ -143,7 +143,22 @@ def test_a_gradient_that_nobody_zeroed_shows_in_the_residual(
             optimizer.step()  # no zero_grad: step 2 consumes step 1's gradient once more
     with RunReader.open(tmp_path / "run") as run:
         residuals = [event.json()["residual"] for event in run.events(EventKind.STEP)]
+        (seal,) = run.events(EventKind.SEAL)
     assert residuals[0] < 1e-4 < 0.1 < residuals[1]
+    assert caplog.text.count("samples of step 2 do not add up") == 1
+    assert seal.json()["open_steps"] == 1
+
+
+def test_steps_without_any_sample_are_warned_about(
+    tmp_path: Path, data: DataManifest, signer: Signer, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tiny_lora().eval()
+    optimizer = optimizer_of(model)
+    with AuditMode(model, optimizer, data, run=tmp_path / "run", signer=signer, on_head=tmp_path / "auditor"):
+        batch = {name: tensor for name, tensor in make_batch().items() if name != "sample_index"}
+        model(**batch).loss.backward()
+        optimizer.step()
+    assert "no sample was captured" in caplog.text
 
 
 def test_the_final_snapshot_is_the_trained_adapter_and_named_in_the_log(

@@ -215,6 +215,35 @@ def test_one_id_per_row_or_none_at_all(ids: torch.Tensor) -> None:
         rig.model(**(make_batch() | {"sample_index": ids}))
 
 
+@pytest.mark.parametrize("ids", [torch.tensor([0.5, 1, 2, 3]), torch.tensor([True] * 4), ["a", "b", "c", "d"]])
+def test_ids_are_integers_and_never_rounded(ids: Any) -> None:
+    rig = Rig(tiny_lora().train())
+    with pytest.raises(SampleIdentityError, match="integers"):
+        rig.model(**(make_batch() | {"sample_index": ids}))
+
+
+def test_a_list_of_integers_will_do() -> None:
+    rig = Rig(tiny_lora().train())
+    batch = make_batch()
+    (captured,) = rig.step(batch | {"sample_index": [0, 1, 2, 3]})
+    rig.check(captured, batch)
+
+
+def test_a_second_backward_pass_on_one_forward_pass_is_refused() -> None:
+    rig = Rig(tiny_lora().train())
+    loss = rig.model(**make_batch()).loss
+    loss.backward(retain_graph=True)
+    with pytest.raises(CaptureError, match="second backward pass"):
+        loss.backward()
+
+
+def test_training_in_evaluation_mode_is_captured_too() -> None:
+    rig = Rig(tiny_lora().eval())
+    batch = make_batch()
+    (captured,) = rig.step(batch)
+    rig.check(captured, batch)
+
+
 def test_a_gradient_after_its_micro_batch_is_refused() -> None:
     rig = Rig(tiny_lora().train())
     first = rig.model(**make_batch()).loss

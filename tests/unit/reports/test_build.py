@@ -18,6 +18,7 @@ from auditlog.format.records import EventKind
 from auditlog.ledger.custody import CustodyLog, custody_head, read_custody
 from auditlog.ledger.reader import RunReader, verify_run
 from auditlog.trust.anchors import Trust
+from auditlog.trust.keys import Signer
 from reports.art26 import assemble
 from reports.build import _attachments, build_report
 from reports.cli import app
@@ -220,6 +221,15 @@ def test_no_report_without_a_run_that_verifies(sim: LedgerSimulator, tmp_path: P
     acts = len(read_custody(sim.run))
     with pytest.raises(UnverifiedEvidenceError):
         build_report(sim.run, tmp_path / "r.pdf", trust=Trust(), signer=sim.signer)
+    assert not (tmp_path / "r.pdf").exists()
+    assert len(read_custody(sim.run)) == acts
+
+
+def test_a_key_that_the_trust_does_not_know_makes_no_report(sim: LedgerSimulator, tmp_path: Path) -> None:
+    """Its custody entry would turn the next verification against the same trust into exit 6."""
+    acts = len(read_custody(sim.run))
+    with pytest.raises(UsageError, match="not among the pinned keys"):
+        build_report(sim.run, tmp_path / "r.pdf", trust=sim.trust("key"), signer=Signer.generate("evil.example"))
     assert not (tmp_path / "r.pdf").exists()
     assert len(read_custody(sim.run)) == acts
 
