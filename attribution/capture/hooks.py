@@ -62,8 +62,7 @@ class HookSet:
         self._model, self._tracking, self._layout = model, tracking, layout
         self._check_index = check_index
         self._next_token = _predicts_next_token(model)
-        device = next(iter(tracking.parameters.values())).device
-        self._anchor = torch.empty(0, *[1] * 8, device=device, requires_grad=True)
+        self._anchor = torch.empty(0, *[1] * 8, device=layout.device, requires_grad=True)
         self._open: MicroBatch | None = None
         self._done: list[Captured] = []
         self._handles: list[Any] = []
@@ -146,8 +145,7 @@ class HookSet:
                 "If rows are packed from several documents, packing is not supported yet; turn it off.",
             )
         self._check_index(index)
-        device = next(iter(self._tracking.parameters.values())).device
-        return MicroBatch(index, token_ids, self._layout.dim, device)
+        return MicroBatch(index, token_ids, self._layout.dim, self._layout.device)
 
     def _on_forward(self, tracked: TrackedModule, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         """Keep the module's input in the graph and wait for its output's gradient."""
@@ -191,12 +189,7 @@ class HookSet:
                 f"module {tracked.name}: a gradient arrived after its micro-batch was closed",
                 "Call backward after each forward pass, before the next forward pass or optimizer.step().",
             )
-        if not cell:
-            raise CaptureError(
-                f"module {tracked.name}: a second backward pass reached the same forward pass",
-                "Run the forward pass again before each backward pass, or add the losses and call backward once.",
-            )
-        activations = _kept(cell.pop())
+        activations = _take(cell)
         self._queue.append((tracked, micro, activations, output_grads))
         self._queued += activations.nbytes + output_grads.nbytes
         micro.arrived += 1
@@ -234,7 +227,7 @@ class HookSet:
     def _on_bare_gradient(self, micro: MicroBatch, cell: list[Any], gradient: Tensor) -> None:
         """Measure without labels: the targets are read off the gradient."""
         started = perf_counter()
-        logits = _kept(cell.pop())
+        logits = _take(cell)
         needed = units.gather_logits(logits, units.targets_from_gradient(gradient))
         micro.units = units.measure(needed, gradient)
         self.seconds += perf_counter() - started
@@ -273,9 +266,18 @@ def _keep(tensor: Tensor, anchor: Tensor) -> Any:
     return (tensor * anchor).grad_fn
 
 
-def _kept(node: Any) -> Tensor:
-    """Return the tensor that a node from ``_keep`` saved; under checkpointing, this is where it is recomputed."""
-    saved: Tensor = node._saved_self
+def _take(cell: list[Any]) -> Tensor:
+    """Return the tensor that a node from ``_keep`` saved, and drop the node. Under checkpointing it is recomputed here.
+
+    Raises:
+        CaptureError: If it was taken before.
+    """
+    if not cell:
+        raise CaptureError(
+            "a second backward pass reached the same forward pass",
+            "Run the forward pass again before each backward pass, or add the losses and call backward once.",
+        )
+    saved: Tensor = cell.pop()._saved_self
     return saved
 
 

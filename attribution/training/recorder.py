@@ -186,7 +186,7 @@ class StepRecorder:
         }
         if math.isfinite(closing.residual):
             self.worst_residual = max(self.worst_residual, closing.residual)
-        if norm > 0 and not closing.residual <= TOLERATED_RESIDUAL:
+        if norm != 0 and not closing.residual <= TOLERATED_RESIDUAL:  # also where either is not finite
             self._warn_open(len(captured), closing.residual)
         return q[0], (float(scale[0]), 0.0)
 

@@ -221,8 +221,8 @@ def test_a_run_folder_is_never_written_twice(tmp_path: Path, data: DataManifest,
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_a_loss_that_is_not_finite_is_recorded_and_training_goes_on(
-    tmp_path: Path, data: DataManifest, signer: Signer
+def test_a_loss_that_is_not_finite_is_recorded_warned_about_and_training_goes_on(
+    tmp_path: Path, data: DataManifest, signer: Signer, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = tiny_lora().train()
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
@@ -233,6 +233,8 @@ def test_a_loss_that_is_not_finite_is_recorded_and_training_goes_on(
     assert verdict.exit_code == 0, verdict.findings
     with RunReader.open(tmp_path / "run") as run:
         assert (run.records()["flags"] & 1).all()
+    assert "a loss or gradient is not finite" in caplog.text
+    with RunReader.open(tmp_path / "run") as run:
         (step,) = run.events(EventKind.STEP)
     assert step.json()["residual"] is None
 
