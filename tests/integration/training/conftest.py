@@ -1,31 +1,5 @@
 """Fixtures for tests that train a tiny model with audit mode on."""
 
-from __future__ import annotations
+from training_fixtures import data, one_thread, signer
 
-from pathlib import Path
-
-import pytest
-import torch
-from tiny import write_rows
-
-from auditlog.datamanifest import DataManifest
-from auditlog.trust.keys import Signer
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> DataManifest:
-    write_rows(tmp_path / "data")
-    return DataManifest.build(tmp_path / "data" / "*.jsonl")
-
-
-@pytest.fixture
-def signer() -> Signer:
-    return Signer.generate("bank.example/audit")
+__all__ = ["data", "one_thread", "signer"]
