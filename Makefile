@@ -5,7 +5,7 @@ BIN := .venv/bin
 # WeasyPrint draws pages with these; the wheel is pure Python.
 DEBIAN := libpango-1.0-0 libpangoft2-1.0-0 libharfbuzz-subset0 fonts-dejavu-core
 
-.PHONY: help setup system demo test quick lint format bench clean
+.PHONY: help setup system demo test quick lint format bench setups clean
 .DEFAULT_GOAL := help
 
 help:  ## show this help
@@ -55,6 +55,10 @@ format: setup  ## format the code
 
 bench: setup  ## measured figures: audit time against step time, paired in one run; rewrites results.json
 	$(BIN)/python tests/benchmarks/overhead.py
+	$(BIN)/python tests/benchmarks/memory.py
+
+setups: setup  ## every training set-up against autograd; rewrites the table in attribution/METHODS.md
+	PYTHONPATH=tests $(BIN)/python -m setups.render
 
 clean:  ## remove what make and the tools made
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis gradtrail-demo results.json

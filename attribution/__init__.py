@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attribution.training.audit_mode import AuditMode
+    from attribution.training.collators import PackingCollator
     from attribution.training.data import dataset
     from attribution.training.recipe import Recipe
+    from attribution.training.trl import keep_ids
 
-__all__ = ["AuditMode", "Recipe", "dataset"]
+__all__ = ["AuditMode", "PackingCollator", "Recipe", "dataset", "keep_ids"]
 
 _HOMES = {
     "AuditMode": "attribution.training.audit_mode",
+    "PackingCollator": "attribution.training.collators",
     "Recipe": "attribution.training.recipe",
     "dataset": "attribution.training.data",
+    "keep_ids": "attribution.training.trl",
 }
 
 

@@ -1,4 +1,4 @@
-"""``gradtrail demo`` and ``gradtrail query``: parse, one library call, print."""
+"""``gradtrail demo``, ``modules`` and ``query``: parse, one library call, print."""
 
 from __future__ import annotations
 
@@ -29,6 +29,40 @@ def demo(
     with _installed("demo"):
         from attribution.demo.story import run_demo
     run_demo(folder, force=force)
+
+
+@app.command()
+def modules(
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A transformers model, by name or folder, or a recipe FILE.py:FUNCTION."),
+    ],
+    lora: Annotated[int | None, typer.Option("--lora", metavar="R", help="Put LoRA of rank R on it first.")] = None,
+    fused: Annotated[bool, typer.Option("--fused", help="As in AuditMode(…, mode='fused').")] = False,
+    tokens: Annotated[int, typer.Option("--tokens", metavar="T", min=1, help="Tokens per row, for the figures.")] = 512,
+    every: Annotated[bool, typer.Option("--all", help="One line per module, repeated layers too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Show how each trainable module would be tracked, what that costs, and what would be left out.
+
+    A transformers model is built from its configuration alone; no weights are read.
+
+    Example: gradtrail modules HuggingFaceTB/SmolLM2-135M --lora 8
+    """
+    with _installed("train"):
+        from attribution.demo.quiet import quiet
+        from attribution.training import plan
+    mode = "fused" if fused else "observe"
+    with quiet():
+        tracking, planned = plan.look(model, mode=mode, tokens=tokens, lora_rank=lora)
+    if as_json:
+        typer.echo(json.dumps(plan.to_document(tracking, planned, mode, tokens), indent=2))
+        return
+    from attribution.demo.stage import make_console
+
+    console = make_console()
+    for part in plan.render(tracking, planned, mode, tokens, every):
+        console.print(part)
 
 
 @app.command()

@@ -3,7 +3,10 @@
 AttributionError             2
 ├─ SampleIdentityError       a row of a batch cannot be tied to one sample
 ├─ CoverageGapError          trainable parameters that no formula covers
+├─ UnsupportedSetupError     a way of training that cannot be recorded faithfully
 ├─ CaptureError              a gradient did not arrive where it should
+│  └─ SelfCheckError         the check before the first step found a difference
+├─ RankError                 another process of the run failed
 ├─ SketchMismatchError       two sketches were not made by the same map
 └─ RecipeError               the function that rebuilds model and data
 """
@@ -27,6 +30,18 @@ class CoverageGapError(AttributionError):
 
 class CaptureError(AttributionError):
     """A gradient or activation did not arrive in the shape or at the time that the formulas need."""
+
+
+class SelfCheckError(CaptureError):
+    """Before the first step, what would be recorded was not what autograd says."""
+
+
+class UnsupportedSetupError(AttributionError):
+    """This way of training cannot be recorded faithfully, so it is refused before the first step."""
+
+
+class RankError(AttributionError):
+    """Another process of the same run failed or is gone, so this one cannot go on."""
 
 
 class SketchMismatchError(AttributionError):

@@ -199,6 +199,9 @@ def verify(
 def show(
     run: RunArgument,
     seq: Annotated[int | None, typer.Option("--seq", metavar="N", help="One entry in full.")] = None,
+    step: Annotated[
+        int | None, typer.Option("--step", metavar="N", help="The samples of one optimizer step, by file and row.")
+    ] = None,
     steps: Annotated[bool, typer.Option("--steps", help="Every optimizer step.")] = False,
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Add up each step's samples again and compare with its gradient.")
@@ -207,7 +210,7 @@ def show(
 ) -> None:
     """Show what a run folder holds. Nothing is verified here: that is what verify is for.
 
-    Example: gradtrail show runs/credit --recompute
+    Example: gradtrail show runs/credit --step 7
     """
     from auditlog import display, summary
     from auditlog.ledger.conservation import recompute as recompute_steps
@@ -216,6 +219,8 @@ def show(
     with RunReader.open(run) as reader:
         if seq is not None:
             document, printer = summary.entry(reader, seq), display.print_entry
+        elif step is not None:
+            document, printer = summary.step(reader, step), display.print_step
         elif recompute:
             document, printer = (
                 summary.conservation(recompute_steps(reader), summary.step_count(reader)),
@@ -239,6 +244,9 @@ def seal(
     on_head: Annotated[
         str | None, typer.Option("--on-head", metavar="PLACE", help="Hand the head over: a folder or command:CMD.")
     ] = None,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Seal although entries are gone, and have the log say so.")
+    ] = False,
     passphrase_file: PassphraseOption = None,
 ) -> None:
     """Seal a run that ended without a seal, such as after a crash.
@@ -255,7 +263,8 @@ def seal(
     from auditlog.ledger.abandon import seal_abandoned
     from auditlog.trust.keys import Signer
 
-    note = seal_abandoned(run, Signer.load(key, passphrase_file=passphrase_file), on_head=on_head)
+    signer = Signer.load(key, passphrase_file=passphrase_file)
+    note = seal_abandoned(run, signer, on_head=on_head, accept_loss=accept_loss)
     statement = note.checkpoint()
     typer.echo(f"sealed as abandoned: {statement.origin}, {statement.size:,} entries, root {statement.root.hex()}")
     typer.echo(f"keep this head elsewhere: {run / 'heads' / f'{statement.size:08d}.note'}")

@@ -79,6 +79,7 @@ def print_run(document: dict[str, Any]) -> None:
         ("sketch", f"{document['sketch']['dim']:,} int8 values, {' and '.join(document['sketch']['forms'])}"),
         ("log", f"{document['entries']:,} entries: {document['records']:,} records in {document['steps']:,} steps"),
         ("samples", f"{document['samples']:,} of {document['samples_in_manifest']:,} rows were used"),
+        *_resumes(document),
         ("state", f"{state}; {len(document['heads'])} signed heads"),
         ("root", document["root"] or "–"),
     ]
@@ -98,10 +99,43 @@ def print_run(document: dict[str, Any]) -> None:
     _print(Text("Stored, not verified: gradtrail verify says what this is worth.", style="dim"))
 
 
+def _resumes(document: dict[str, Any]) -> list[tuple[str, str]]:
+    """Say from where training went on, what no longer counts, and how many ranks there are, where there are several."""
+    facts = [("ranks", f"{document['ranks']} processes, each with a log of its own")] if document["ranks"] > 1 else []
+    resumes = [
+        f"{a['number']} from step {a['from_step']} of attempt {a['from_attempt']}" for a in document["attempts"][1:]
+    ]
+    if resumes:
+        facts.append(("attempts", f"{len(resumes) + 1}: {', '.join(resumes)}"))
+    if document["superseded_records"] or document["superseded_steps"]:
+        gone = f"{document['superseded_records']:,} records of {document['superseded_steps']:,} steps"
+        facts.append(("superseded", f"{gone}: a later attempt went back behind them, so they are not counted as used"))
+    return facts
+
+
+def print_step(document: dict[str, Any]) -> None:
+    """Print the samples of one step, attempt by attempt."""
+    names = [("entry", "right"), ("sample", "right"), ("source file: row", "left"), ("rank", "right")]
+    columns = [*names, ("micro", "right"), ("slot", "right"), ("part", "right"), ("loss", "right")]
+    for attempt in document["attempts"]:
+        state = "" if attempt["live"] else ", superseded by a later attempt"
+        uses = attempt["samples"]
+        title = f"step {document['step']}, attempt {attempt['attempt']}{state}: {len(uses)} samples"
+        _print(Text(f"{title}, {when(attempt['ts_us'])}", style="bold"))
+        rows = [
+            [
+                *(str(use["seq"]), str(use["sample_index"]), f"{use['source']}: {use['row']}", str(use["rank"])),
+                *(str(use["micro"]), str(use["slot"]), str(use["part"]), number(use["loss"])),
+            ]
+            for use in uses
+        ]
+        _print(_table(columns, rows))
+
+
 def print_steps(document: dict[str, Any]) -> None:
     """Print one line per step."""
     names = [("step", "right"), ("records", "right"), ("loss", "right"), ("lr", "right"), ("f", "right")]
-    columns = [*names, ("residual", "right"), ("time", "left")]
+    columns = [*names, ("residual", "right"), ("time", "left"), ("attempt", "right"), ("", "left")]
     rows = [
         [
             str(step["step"]),
@@ -111,6 +145,8 @@ def print_steps(document: dict[str, Any]) -> None:
             number(step.get("f")),
             number(step.get("residual")),
             when(step["ts_us"]),
+            str(step["attempt"]),
+            "" if step["live"] else "superseded",
         ]
         for step in document["steps"]
     ]

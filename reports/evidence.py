@@ -86,9 +86,10 @@ class SourceFacts(_Sourced):
 
 
 class RecordFacts(_Sourced):
-    """All records together."""
+    """All records that led to the final weights together, and how many others were logged."""
 
     records: int
+    superseded: int = 0  # of steps that training later went back behind
     samples: int
     tokens: int
     epochs: int

@@ -58,8 +58,10 @@ def gather(run: Path, trust: Trust) -> Evidence:
     verdict = verify_run(run, trust)
     _insist(run, verdict)
     with RunReader.open(run) as reader:
-        note, records, events = reader.final_note, reader.records(), reader.events()
+        note, events, steps = reader.final_note, reader.events(), reader.live_steps()
+        logged, records = [rank.records() for rank in reader.ranks], reader.live_records()
         samples = reader.sample_index(records)
+        superseded = sum(map(len, logged)) - len(records)
         manifest, manifest_bytes = reader.manifest, reader.manifest_bytes
     if note is None or note.checkpoint().root.hex() != verdict.root:
         raise UnverifiedEvidenceError(f"{run} changed while it was read", "Make the report again.")
@@ -74,8 +76,10 @@ def gather(run: Path, trust: Trust) -> Evidence:
         data_description=manifest.data.description,
         purpose=_settings(manifest.purpose),
         sources=tuple(_source(source, manifest.data, records) for source in manifest.data.sources),
-        records=_records(records, samples),
-        steps=_steps(by_kind[EventKind.STEP]),
+        records=_records(records, samples).model_copy(
+            update={"superseded": superseded, "ref": _range(logged[0]["seq"])}  # entries of rank 0, whose log is cited
+        ),
+        steps=_steps(steps),
         model=_settings(manifest.model),
         tracking=_settings(manifest.tracking),
         training=_settings(manifest.training),
@@ -168,7 +172,7 @@ def _source(source: Source, data: DataBlock, records: NDArray[np.void]) -> Sourc
 
 
 def _records(records: NDArray[np.void], samples: NDArray[np.int64]) -> RecordFacts:
-    """Count over all records; a run without any has no evidence of training."""
+    """Count over the records that led to the final weights; a run without any has no evidence of training."""
     if not len(records):
         raise UnverifiedEvidenceError("the run holds no record, so there is nothing to report")
     flags = {flag.name or str(flag): int((records["flags"] & flag > 0).sum()) for flag in Flag}

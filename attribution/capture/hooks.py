@@ -1,37 +1,46 @@
-"""Hooks that carry sample ids in and gradients out, and leave training bit-identical.
+"""Hooks that carry sample ids in and gradients out.
 
 Each tracked module's input is kept as a *saved tensor* of a side node in the autograd graph, never in a closure. So
 gradient checkpointing, offloading and any other saved-tensor hook treat it as they treat the module's own input: it
 is recomputed or moved with it, and costs no memory of its own. A tensor hook on the module's output reads it when the
 output's gradient arrives.
+
+In mode ``observe`` hooks only look, and training stays bit-identical. In mode ``fused`` a linear map's own weight
+gradient is computed as the sum of its per-sample gradients (see ``fused``).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
+from torch.utils import _pytree as pytree
 
-from attribution.capture import units
+from attribution.capture import fused_head, outputs, units
+from attribution.capture.batch import SAMPLE_INDEX, Announced, Batch, read_batch
+from attribution.capture.crossing import documents_see_each_other
+from attribution.capture.formulas import Embedding, Formula, Linear, Work
+from attribution.capture.fused import fused_linear
 from attribution.capture.micro_batch import Captured, MicroBatch
-from attribution.capture.modules import TrackedModule, Tracking
-from attribution.capture.per_sample import by_sample, linear_bias, linear_weight
+from attribution.capture.modules import Tracking
+from attribution.capture.per_sample import Piece
+from attribution.capture.recompute import output_tensors
+from attribution.capture.segments import Segments
 from attribution.errors import CaptureError, SampleIdentityError
 from attribution.sketch.layout import SketchLayout
 
-SAMPLE_INDEX = "sample_index"
+Mode = Literal["observe", "fused"]
 # Modules are worked off in bursts: right after a large matrix product the first small operation takes several times
 # as long as the next. This much of their inputs and gradients may wait, beyond what autograd holds itself.
 QUEUE_BYTES = 16 << 20
 
-_TAKE_IDS = "Take sample_index from attribution.dataset(manifest) and let the collator stack it unchanged."
-
-_Waiting = tuple[TrackedModule, MicroBatch, Tensor, Tensor]  # … activations, output gradient
+_Waiting = tuple[Formula, MicroBatch, list[Any], Sequence[Tensor | None]]  # … what was kept, output gradients
 
 
 class HookSet:
@@ -42,11 +51,16 @@ class HookSet:
         tracking: Its tracked modules.
         layout: Where gradients land; on the model's device.
         check_index: Called with each batch's ids before anything is captured; raises if they are not usable.
+        mode: ``"observe"`` or ``"fused"``.
+        on_crossing: What happens to packed documents that see each other: ``"refuse"``, or ``"mark"`` their records
+            as not separable.
 
     Attributes:
         seconds: Time spent in hooks, over all passes.
         step_began: ``perf_counter`` at the first training forward pass since the last ``take``.
-        labels: Labels for the next forward pass, where the loop keeps them from the model; reset after use.
+        announced: What the loop says about the next forward pass; reset after use.
+        rows_per_sample: Rows or documents per id; 2 for preference pairs.
+        before_first: Called once, with the first training batch, its layout, and whether its documents see each other.
     """
 
     def __init__(
@@ -55,35 +69,48 @@ class HookSet:
         tracking: Tracking,
         layout: SketchLayout,
         check_index: Callable[[Tensor], None] = lambda index: None,
+        mode: Mode = "observe",
+        on_crossing: Literal["refuse", "mark"] = "refuse",
     ) -> None:
         self.seconds = 0.0
         self.step_began: float | None = None
-        self.labels: Tensor | None = None
+        self.announced = Announced()
+        self.rows_per_sample = 1
+        self.before_first: Callable[[Batch, Segments, bool], None] | None = None
         self._model, self._tracking, self._layout = model, tracking, layout
-        self._check_index = check_index
-        self._next_token = _predicts_next_token(model)
+        self._check_index, self._mode, self._on_crossing = check_index, mode, on_crossing
+        self._next_token = outputs.predicts_next_token(model)
         self._anchor = torch.empty(0, *[1] * 8, device=layout.device, requires_grad=True)
         self._open: MicroBatch | None = None
         self._done: list[Captured] = []
-        self._handles: list[Any] = []
+        self._undo: list[Callable[[], None]] = []
         self._queue: list[_Waiting] = []
         self._queued = 0  # bytes that the queue holds on to
-        self._scratch: dict[tuple[int, int], Tensor] = {}
+        self._buffer = torch.empty(0, device=layout.device)
+        self._crosses: bool | None = None  # whether packed documents see each other; tried out once
+        self._quiet = False  # a module is being run again, or a self-check uses the model: not a pass of the loop
         self._passes_without_backward = 0
 
     def attach(self) -> None:
-        """Register every hook."""
-        hold = self._handles.append
-        hold(self._model.register_forward_pre_hook(self._on_batch, with_kwargs=True))
-        hold(self._model.register_forward_hook(self._on_output, with_kwargs=True))
-        for tracked in self._tracking.modules:
-            hold(tracked.module.register_forward_hook(functools.partial(self._on_forward, tracked)))
+        """Register every hook. A compiler leaves them alone and breaks its graphs around them."""
+        hold, eager = self._undo.append, torch.compiler.disable
+        hold(self._model.register_forward_pre_hook(eager(self._on_batch), with_kwargs=True).remove)
+        hold(self._model.register_forward_hook(eager(self._on_output), with_kwargs=True).remove)
+        on_forward = eager(self._on_forward)
+        for formula in self._tracking.formulas:
+            if self._mode == "fused" and isinstance(formula, Linear) and "weight" in formula.parameters:
+                hold(self._fuse(formula))
+            else:
+                hook = functools.partial(on_forward, formula)
+                hold(formula.module.register_forward_hook(hook, with_kwargs=True).remove)
+        head = outputs.head_of(self._model)
+        if head is not None:  # so that compiled code, too, hands the logits over where their gradient can be seen
+            hold(head.register_forward_hook(eager(_nothing)).remove)
 
     def detach(self) -> None:
         """Remove every hook; the model is as it was."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        while self._undo:
+            self._undo.pop()()
 
     def take(self) -> tuple[list[Captured], int]:
         """Close the open micro-batch and hand over what the optimizer step consumes.
@@ -95,6 +122,34 @@ class HookSet:
         done, without = self._done, self._passes_without_backward
         self._done, self._passes_without_backward, self.step_began = [], 0, None
         return done, without
+
+    def forget(self) -> None:
+        """Drop what a step that was broken off left behind: it belongs to no optimizer step."""
+        if self._open is not None:
+            self._open.closed = True
+        self._open, self._done, self._passes_without_backward, self.step_began = None, [], 0, None
+        self._queue, self._queued, self.announced = [], 0, Announced()
+
+    @contextmanager
+    def aside(self, micro: MicroBatch) -> Iterator[None]:
+        """Capture what happens inside into ``micro``, without any trace in the run."""
+        kept, self._open = self._open, micro
+        model_hooks, self._on_model = self._on_model, False
+        try:
+            yield
+            self._work_off()
+        finally:
+            self._open, self._on_model = kept, model_hooks
+            self._queue, self._queued = [], 0
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Capture nothing inside."""
+        quiet, self._quiet = self._quiet, True
+        try:
+            yield
+        finally:
+            self._quiet = quiet
 
     def _close(self) -> None:
         if self._open is None:
@@ -109,90 +164,173 @@ class HookSet:
 
     # --- forward pass ---------------------------------------------------------------------------------------
 
+    _on_model = True  # whether the model's own hooks act; not inside ``aside``
+
     def _on_batch(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Take the ids out of the batch, and open a micro-batch if this pass trains."""
         started = perf_counter()
-        batch = args[0] if not kwargs and len(args) == 1 and isinstance(args[0], Mapping) else kwargs
-        index = batch.get(SAMPLE_INDEX)
+        is_own = self._on_model and not self._quiet
+        batch = read_batch(args, kwargs, self.announced if is_own else Announced())
         # In evaluation mode a pass may be mere inference, so only one that brings ids can be meant for training.
-        if torch.is_grad_enabled() and (model.training or index is not None):
-            self._close()
-            self.step_began = self.step_began or started
-            self._open = self._start(index, batch, args)
-            self._open.is_training = model.training
+        if is_own and torch.is_grad_enabled() and (model.training or batch.index is not None):
+            self._begin(batch, started)
         self.seconds += perf_counter() - started
-        if index is None:
-            return None
-        without = {key: value for key, value in batch.items() if key != SAMPLE_INDEX}
-        return (args, without) if batch is kwargs else ((without,), kwargs)
+        if SAMPLE_INDEX in kwargs:
+            return args, {key: value for key, value in kwargs.items() if key != SAMPLE_INDEX}
+        if not batch.others and args and SAMPLE_INDEX in args[0]:
+            return (dict(batch.fields),), kwargs
+        return None
 
-    def _start(self, index: Any, batch: Mapping[str, Any], args: tuple[Any, ...]) -> MicroBatch:
-        tensors = [value for value in (*batch.values(), *args) if isinstance(value, Tensor)]
-        if index is None:
-            fields = ", ".join(map(str, batch)) or "no named fields"
-            raise SampleIdentityError(
-                f"the batch carries no {SAMPLE_INDEX} (it has {fields}), so its rows cannot be tied to the data",
-                "Build the dataset with attribution.dataset(manifest) and keep the column through map and collator:\n"
-                "  train_dataset=dataset(manifest).map(tokenize)   # tokenize must not drop sample_index\n"
-                "  model(**batch)                                  # plain loop: pass the batch with its sample_index",
-            )
-        index = _as_integers(index)
-        token_ids = batch.get("input_ids")
-        rows = next((len(t) for t in [token_ids, *tensors] if isinstance(t, Tensor) and t.ndim), 0)
-        if index.ndim != 1 or len(index) != rows:
-            raise SampleIdentityError(
-                f"{SAMPLE_INDEX} has shape {tuple(index.shape)}, the batch has {rows} rows: one id per row is needed",
-                "If rows are packed from several documents, packing is not supported yet; turn it off.",
-            )
+    def _begin(self, batch: Batch, started: float) -> None:
+        """Open a micro-batch."""
+        self._close()
+        self.announced = Announced(labels=batch.labels)
+        index, segments = batch.layout(self.rows_per_sample)
         self._check_index(index)
-        return MicroBatch(index, token_ids, self._layout.dim, self._layout.device)
+        crosses = self._documents_cross(batch, segments)
+        if self.before_first is not None:
+            check, self.before_first = self.before_first, None
+            check(batch, segments, crosses)
+        self.step_began = self.step_began or started
+        self._open = MicroBatch(index, segments, batch.token_ids, self._layout)
+        self._open.is_training = self._model.training
+        self._open.not_separable = crosses
 
-    def _on_forward(self, tracked: TrackedModule, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        """Keep the module's input in the graph and wait for its output's gradient."""
-        if self._open is None or not output.requires_grad:
-            return
-        started = perf_counter()
-        if not args:
-            raise CaptureError(
-                f"module {tracked.name} was called without a positional input",
-                "Call it as module(x), or leave it out with allow_untracked.",
+    def _documents_cross(self, batch: Batch, segments: Segments) -> bool:
+        """Tell whether documents that share a row see each other; refuse them unless they may be marked."""
+        crosses = batch.crosses_documents
+        if segments.is_packed and not crosses:
+            if self._crosses is None:
+                with self.silent():
+                    self._crosses = documents_see_each_other(self._model, batch.fields, segments)
+            crosses = self._crosses
+        if crosses and self._on_crossing == "refuse":
+            raise SampleIdentityError(
+                "the batch holds several documents per row, and they see each other: no gradient is one document's own",
+                "Pack with position_ids that restart, without attention_mask and with use_cache=False "
+                "(attribution.PackingCollator does), or accept records that are marked as not separable: "
+                "AuditMode(…, on_crossing='mark').",
             )
-        node = _keep(args[0], self._anchor)
-        output.register_hook(functools.partial(self._on_gradient, tracked, self._open, [node]))
+        return crosses
+
+    def _on_forward(
+        self, formula: Formula, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> Any:
+        """Keep what the module's gradients need in the graph, and wait for its output's gradient."""
+        micro = self._open
+        if micro is None or self._quiet or not torch.is_grad_enabled():
+            return None
+        started = perf_counter()
+        changed = None
+        if isinstance(output, Tensor):
+            if not output.requires_grad:
+                return None
+            if isinstance(formula, Embedding) and len(output) == 1 < micro.segments.rows:
+                # One row of positions for the whole batch: give each row its own gradient.
+                output = changed = output.expand(micro.segments.rows, *output.shape[1:])
+                args = tuple(ids.expand(micro.segments.rows, *ids.shape[1:]) for ids in args)
+            cell = [self._kept(formula, args, kwargs)]
+            output.register_hook(functools.partial(self._on_gradient, formula, micro, cell))
+        else:
+            # One output may have been made from another: through views only what comes from outside arrives.
+            output = changed = pytree.tree_map(_view, output)
+            places = [t is not None and t.requires_grad for t in output_tensors(output)]
+            if not any(places):
+                return None
+            cell = [self._kept(formula, args, kwargs)]
+            found = [t for t, place in zip(output_tensors(output), places, strict=True) if place and t is not None]
+            register_multi_grad_hook(found, functools.partial(self._on_gradients, formula, micro, cell, places))
         self.seconds += perf_counter() - started
+        return changed
+
+    def _kept(self, formula: Formula, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Return what a formula keeps, with floating-point tensors as nodes of the graph."""
+        return [
+            _Node((leaf * self._anchor).grad_fn) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+            for leaf in formula.keep(args, kwargs)
+        ]
+
+    def _fuse(self, formula: Linear) -> Callable[[], None]:
+        """Let a module compute its weight gradient as the sum of the per-sample gradients; return how to undo it."""
+        module = formula.module
+        before = module.__dict__.get("forward")
+        plain = module.forward
+
+        def forward(x: Tensor) -> Tensor:
+            micro = self._open
+            if micro is None or self._quiet or not torch.is_grad_enabled():
+                return plain(x)
+            consume = functools.partial(self._consume, formula, micro)
+            return fused_linear(x, module.weight, module.bias, formula.transposed, consume)
+
+        def undo() -> None:
+            if before is None:
+                del module.forward
+            else:
+                module.forward = before
+
+        module.forward = torch.compiler.disable(forward)  # type: ignore[method-assign]
+        return undo
 
     def _on_output(self, model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        """Gather the logits that the units need and wait for their gradient."""
-        named = args[0] if args and isinstance(args[0], Mapping) else kwargs
-        labels = self.labels if self.labels is not None else named.get("labels")
-        self.labels = None
-        logits = _logits(output)
-        if self._open is None or logits is None or not logits.requires_grad:
+        """Gather what the units need and wait for the gradient."""
+        micro = self._open
+        if micro is None or self._quiet or not torch.is_grad_enabled():
             return
         started = perf_counter()
-        targets = None if labels is None else units.align_targets(logits, labels.to(logits.device), self._next_token)
-        if targets is not None:
-            needed = units.gather_logits(logits, targets)
-            logits.register_hook(functools.partial(self._on_logits_gradient, self._open, needed))
-        else:
-            node = _keep(logits.detach(), self._anchor)
-            logits.register_hook(functools.partial(self._on_bare_gradient, self._open, [node]))
+        labels = kwargs.get("labels")
+        if self._on_model:
+            labels, self.announced = self.announced.labels, Announced()
+        if outputs.find(output, "aux_loss") is not None and outputs.find(output, "loss") is not None:
+            micro.not_separable = True
+        logits, log_probs = outputs.find_logits(output), outputs.find(output, "log_probs")
+        if log_probs is not None and labels is not None:
+            targets = labels[:, labels.shape[1] - log_probs.shape[1] :].to(log_probs.device)
+            fused_head.watch(log_probs, targets, self._tracking.parameters, micro)
+            if logits is None and self._on_model:
+                watch = functools.partial(self._on_log_probs_gradient, micro, log_probs.detach(), targets)
+                outputs.on_gradient(log_probs, watch)
+        if logits is not None and self._on_model:
+            self._watch_logits(micro, logits, labels)
         self.seconds += perf_counter() - started
+
+    def _watch_logits(self, micro: MicroBatch, logits: Tensor, labels: Tensor | None) -> None:
+        targets = None if labels is None else units.align_targets(logits, labels.to(logits.device), self._next_token)
+        dtype = outputs.gradient_dtype(logits)
+        if targets is not None:
+            needed = units.gather_logits(logits, targets, dtype)
+            outputs.on_gradient(logits, functools.partial(self._on_logits_gradient, micro, needed))
+        else:
+            cell = [[_Node((logits.detach() * self._anchor).grad_fn)]]
+            outputs.on_gradient(logits, functools.partial(self._on_bare_gradient, micro, cell))
 
     # --- backward pass --------------------------------------------------------------------------------------
 
-    def _on_gradient(self, tracked: TrackedModule, micro: MicroBatch, cell: list[Any], output_grads: Tensor) -> None:
-        """Queue one module's input and output gradient, and work the queue off when it is long enough."""
+    def _on_gradients(
+        self,
+        formula: Formula,
+        micro: MicroBatch,
+        cell: list[list[Any]],
+        places: list[bool],
+        gradients: Sequence[Tensor | None],
+    ) -> None:
+        """Put the gradients of those outputs that have one into the places of all outputs."""
+        arrived = iter(gradients)
+        self._arrive(formula, micro, cell, [next(arrived) if place else None for place in places])
+
+    def _on_gradient(self, formula: Formula, micro: MicroBatch, cell: list[list[Any]], gradient: Tensor) -> None:
+        self._arrive(formula, micro, cell, (gradient,))
+
+    def _arrive(
+        self, formula: Formula, micro: MicroBatch, cell: list[list[Any]], gradients: Sequence[Tensor | None]
+    ) -> None:
+        """Queue what one module kept with its output's gradients, and work the queue off when it is long enough."""
         started = perf_counter()
-        if micro.closed:
-            raise CaptureError(
-                f"module {tracked.name}: a gradient arrived after its micro-batch was closed",
-                "Call backward after each forward pass, before the next forward pass or optimizer.step().",
-            )
-        activations = _take(cell)
-        self._queue.append((tracked, micro, activations, output_grads))
-        self._queued += activations.nbytes + output_grads.nbytes
-        micro.arrived += 1
+        _refuse_late(formula, micro)
+        kept = _take(cell)
+        self._queue.append((formula, micro, kept, gradients))
+        self._queued += sum(t.nbytes for t in (*kept, *gradients) if isinstance(t, Tensor))
+        micro.arrive(formula.name, gradients)
         if self._queued > QUEUE_BYTES:
             self._work_off()
         self.seconds += perf_counter() - started
@@ -200,74 +338,87 @@ class HookSet:
     def _work_off(self) -> None:
         """Form and sketch the queued modules' per-sample gradients, in float32 whatever autocast says."""
         queue, self._queue, self._queued = self._queue, [], 0
-        maps = self._layout.maps
-        with torch.no_grad(), _without_autocast(queue):
-            for tracked, micro, activations, output_grads in _side_by_side(queue):
-                x = by_sample(activations, micro.samples, tracked.name)  # (B, T, d_in)
-                g = by_sample(output_grads, micro.samples, tracked.name)  # (B, T, d_out)
-                if tracked.weight is not None:
-                    fold = maps[tracked.weight]
-                    out = self._scratch_for(micro.samples, len(fold.signs))
-                    fold.add_to(micro.sums, linear_weight(x, g, tracked.transposed, out))
-                if tracked.bias is not None:
-                    maps[tracked.bias].add_to(micro.sums, linear_bias(g))
+        with torch.no_grad(), self.silent(), _without_autocast(self._layout.device):
+            for formula, micro, kept, gradients in _side_by_side(queue):
+                work = Work(kept, gradients, micro.segments, self._scratch)
+                for part in formula.gradients(work):
+                    micro.add(part)
 
-    def _scratch_for(self, samples: int, entries: int) -> Tensor:
-        """Return a ``(B, n)`` tensor to overwrite: one that is reused stays in the cache."""
-        key = (samples, entries)
-        if key not in self._scratch:
-            self._scratch[key] = torch.empty(key, device=self._layout.device)
-        return self._scratch[key]
+    def _consume(
+        self, formula: Linear, micro: MicroBatch, x: Tensor, gradient: Tensor
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Sketch a fused module's per-sample gradients and return their sums, the module's own gradients."""
+        started = perf_counter()
+        _refuse_late(formula, micro)
+        weight = formula.module.weight
+        flat = torch.empty(weight.numel(), device=weight.device)
+        bias = None
+        with torch.no_grad(), _without_autocast(self._layout.device):
+            for part in formula.gradients(Work([x], (gradient,), micro.segments, self._scratch)):
+                assert isinstance(part, Piece)
+                micro.add(part)
+                if part.parameter == formula.parameters["weight"]:
+                    torch.sum(part.values, 0, out=flat[part.start : part.start + part.values.shape[1]])
+                else:
+                    bias = part.values.sum(0)
+        micro.arrive(formula.name, (gradient,))
+        rows, columns = weight.shape
+        self.seconds += perf_counter() - started
+        return (flat.view(columns, rows).t() if rows > columns else flat.view(rows, columns)), bias
+
+    def _scratch(self, rows: int, entries: int) -> Tensor:
+        """Return a ``(rows, entries)`` tensor to overwrite: memory that is reused stays in the cache."""
+        if self._buffer.numel() < rows * entries:
+            self._buffer = torch.empty(rows * entries, device=self._layout.device)
+        return self._buffer[: rows * entries].view(rows, entries)
 
     def _on_logits_gradient(self, micro: MicroBatch, needed: units.TokenLogits, gradient: Tensor) -> None:
         started = perf_counter()
-        micro.units = units.measure(needed, gradient)
+        micro.units = units.measure(needed, gradient, micro.segments)
         self.seconds += perf_counter() - started
 
-    def _on_bare_gradient(self, micro: MicroBatch, cell: list[Any], gradient: Tensor) -> None:
+    def _on_bare_gradient(self, micro: MicroBatch, cell: list[list[Any]], gradient: Tensor) -> None:
         """Measure without labels: the targets are read off the gradient."""
         started = perf_counter()
-        logits = _take(cell)
-        needed = units.gather_logits(logits, units.targets_from_gradient(gradient))
-        micro.units = units.measure(needed, gradient)
+        (logits,) = _take(cell)
+        needed = units.gather_logits(logits, units.targets_from_gradient(gradient), gradient.dtype)
+        micro.units = units.measure(needed, gradient, micro.segments)
+        self.seconds += perf_counter() - started
+
+    def _on_log_probs_gradient(self, micro: MicroBatch, log_probs: Tensor, targets: Tensor, gradient: Tensor) -> None:
+        started = perf_counter()
+        micro.units = units.measure_log_probs(log_probs, gradient, targets, micro.segments)
         self.seconds += perf_counter() - started
 
 
-def _as_integers(index: Any) -> Tensor:
-    """Return ids as ``(B,)`` int64 on the CPU; never by rounding."""
-    try:
-        tensor = torch.as_tensor(index).detach()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise SampleIdentityError(f"{SAMPLE_INDEX} is not a tensor of integers: {error}", _TAKE_IDS) from error
-    if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype is torch.bool:
-        raise SampleIdentityError(f"{SAMPLE_INDEX} has type {tensor.dtype}, integers are needed", _TAKE_IDS)
-    return tensor.to("cpu", torch.int64)
-
-
-def _side_by_side(queue: list[_Waiting]) -> list[_Waiting]:
-    """Bring modules with one and the same input together, so that it is read into the cache once."""
-    groups: dict[int, list[_Waiting]] = {}
-    for waiting in queue:
-        groups.setdefault(waiting[2].data_ptr(), []).append(waiting)
-    return [waiting for group in groups.values() for waiting in group]
-
-
-def _without_autocast(queue: list[_Waiting]) -> Any:
-    kind = queue[0][3].device.type if queue else "cpu"
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
-
-
-def _keep(tensor: Tensor, anchor: Tensor) -> Any:
-    """Return a node of the autograd graph that saves ``tensor``, the way autograd saves a module's own input.
+class _Node:
+    """A node of the autograd graph that saves one tensor, the way autograd saves a module's own input.
 
     The product with an empty anchor (a leading dimension of size 0) that requires a gradient saves its other factor
     and computes nothing. A custom autograd function does the same at several times the cost.
     """
-    return (tensor * anchor).grad_fn
+
+    __slots__ = ("_grad_fn",)
+
+    def __init__(self, grad_fn: Any) -> None:
+        self._grad_fn = grad_fn
+
+    def tensor(self) -> Tensor:
+        """Return the saved tensor; under checkpointing it is recomputed here."""
+        saved: Tensor = self._grad_fn._saved_self
+        return saved
 
 
-def _take(cell: list[Any]) -> Tensor:
-    """Return the tensor that a node from ``_keep`` saved, and drop the node. Under checkpointing it is recomputed here.
+def _nothing(module: nn.Module, args: Any, output: Any) -> None:
+    return None
+
+
+def _view(leaf: Any) -> Any:
+    return leaf.view_as(leaf) if isinstance(leaf, Tensor) and leaf.requires_grad else leaf
+
+
+def _take(cell: list[list[Any]]) -> list[Any]:
+    """Return what was kept, and drop the nodes.
 
     Raises:
         CaptureError: If it was taken before.
@@ -277,21 +428,27 @@ def _take(cell: list[Any]) -> Tensor:
             "a second backward pass reached the same forward pass",
             "Run the forward pass again before each backward pass, or add the losses and call backward once.",
         )
-    saved: Tensor = cell.pop()._saved_self
-    return saved
+    return [leaf.tensor() if isinstance(leaf, _Node) else leaf for leaf in cell.pop()]
 
 
-def _logits(output: Any) -> Tensor | None:
-    """Find the logits over two or more classes in what a model returned."""
-    if isinstance(output, Tensor):
-        logits = output
-    else:
-        logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-    fits = isinstance(logits, Tensor) and logits.ndim in (2, 3) and logits.shape[-1] > 1
-    return logits if fits else None
+def _refuse_late(formula: Formula, micro: MicroBatch) -> None:
+    if micro.closed:
+        raise CaptureError(
+            f"module {formula.name}: a gradient arrived after its micro-batch was closed",
+            "Call backward after each forward pass, before the next forward pass or optimizer.step().",
+        )
 
 
-def _predicts_next_token(model: nn.Module) -> bool:
-    """Tell whether position ``t`` predicts label ``t + 1``: by the model's own loss, else for every sequence."""
-    kind = getattr(model, "loss_type", None)
-    return kind is None or "CausalLM" in str(kind)
+def _side_by_side(queue: list[_Waiting]) -> list[_Waiting]:
+    """Bring modules with one and the same input together, so that it is read into the cache once."""
+    groups: dict[int, list[_Waiting]] = {}
+    for waiting in queue:
+        kept = waiting[2]
+        key = kept[0].data_ptr() if kept and isinstance(kept[0], Tensor) else id(waiting)
+        groups.setdefault(key, []).append(waiting)
+    return [waiting for group in groups.values() for waiting in group]
+
+
+def _without_autocast(device: torch.device) -> Any:
+    kind = device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()

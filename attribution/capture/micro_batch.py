@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from attribution.capture.per_sample import Entries, Piece
+from attribution.capture.segments import Segments
 from attribution.capture.units import Units
+from attribution.sketch.layout import SketchLayout
 from attribution.sketch.operators import unwrapped, wrap
 from auditlog.format.records import Flag
+
+_HALF = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +26,7 @@ class Captured:
 
     Attributes:
         sample_index: ``(B,)`` int64.
+        segments: Where each sample lies in the batch.
         sketch: ``(B, D)`` float32, of each sample's own summed loss; zeros where not finite.
         weight: ``(B,)`` float32, the factor with which that gradient entered ``p.grad``, before clipping.
         loss: ``(B,)`` float32, nats.
@@ -26,9 +34,11 @@ class Captured:
         flags: ``(B,)`` int64, of ``auditlog.format.records.Flag``.
         token_ids_sha256: Digest of the micro-batch's token ids as int64, or ``None`` if it had none.
         expected: ``(D,)`` float32, ``Σ weight · sketch``, before int8: what the optimizer should get.
+        arrived: Names of the modules that gradients reached.
     """
 
     sample_index: Tensor
+    segments: Segments
     sketch: Tensor
     weight: Tensor
     loss: Tensor
@@ -36,6 +46,21 @@ class Captured:
     flags: Tensor
     token_ids_sha256: str | None
     expected: Tensor
+    arrived: frozenset[str]
+
+    def shared(self, share: float) -> Captured:
+        """Return the same where only this share of the back-propagated gradient enters ``p.grad``.
+
+        Where the unit is known the share is the weight's. Elsewhere the sketch is the contribution itself, weight 1.
+        """
+        is_known = (self.flags & Flag.UNIT_UNKNOWN) == 0
+        of_sketch = torch.where(is_known, torch.ones_like(self.weight), share)
+        return dataclasses.replace(
+            self,
+            sketch=self.sketch * of_sketch[:, None],
+            weight=torch.where(is_known, self.weight * share, self.weight),
+            expected=self.expected * share,
+        )
 
 
 class MicroBatch:
@@ -43,24 +68,51 @@ class MicroBatch:
 
     Args:
         sample_index: ``(B,)`` int64.
+        segments: Where each sample lies in the batch.
         token_ids: The batch's token ids, for their digest; may be ``None``.
-        dim: Sketch size.
-        device: Where the sketches are summed.
+        layout: Where gradients land.
+
+    Attributes:
+        arrived: Names of the tracked modules that gradients reached.
+        is_half: Some of them were in half precision.
+        units: What the logits said; ``None`` until their gradient arrives.
+        not_separable: Something in the loss or the attention couples the samples.
     """
 
-    def __init__(self, sample_index: Tensor, token_ids: Tensor | None, dim: int, device: torch.device) -> None:
-        self.sample_index = sample_index
+    def __init__(
+        self, sample_index: Tensor, segments: Segments, token_ids: Tensor | None, layout: SketchLayout
+    ) -> None:
+        self.sample_index, self.segments = sample_index, segments
         self.token_ids_sha256 = None if token_ids is None else _digest(token_ids)
-        self.sums = unwrapped(len(sample_index), dim, device)
+        self.sums = unwrapped(segments.samples, layout.dim, layout.device)
         self.units: Units | None = None
-        self.arrived = 0  # gradients that reached a tracked module
+        self.arrived: set[str] = set()
+        self.is_half = False
         self.closed = False
         self.is_training = True
+        self.not_separable = False
+        self._maps = layout.maps
 
     @property
     def samples(self) -> int:
         """Number of samples ``B``."""
-        return len(self.sample_index)
+        return self.segments.samples
+
+    def arrive(self, module: str, gradients: Sequence[Tensor | None]) -> None:
+        """Note that gradients reached a module."""
+        self.arrived.add(module)
+        self.is_half = self.is_half or any(g is not None and g.dtype in _HALF for g in gradients)
+
+    def add(self, part: Piece | Entries) -> None:
+        """Sketch a part of the samples' gradients."""
+        fold = self._maps[part.parameter]
+        if isinstance(part, Piece):
+            rows = (
+                self.sums if len(part.values) == self.samples else self.sums[part.first : part.first + len(part.values)]
+            )
+            fold.add_to(rows, part.values, part.start)
+        else:
+            fold.scatter_to(self.sums, part.numbers, part.values)
 
     def close(self) -> Captured | None:
         """Finish: divide by the measured factor, flag what is special.
@@ -73,17 +125,21 @@ class MicroBatch:
             return None
         units = self.units or Units.unknown(self.samples, self.sums.device)
         empty = units.known & (units.n_tokens == 0)
+        # Others' losses reach a sample that they can see, whether or not it has a target of its own.
+        is_unused = empty & (not self.not_separable)
         sketch = wrap(self.sums) / units.factor[:, None]  # (B, D)
         finite = sketch.isfinite().all(1) & (units.loss.isfinite() | ~units.known)
-        weight = torch.where(empty, torch.zeros_like(units.factor), units.factor)
+        weight = torch.where(is_unused, torch.zeros_like(units.factor), units.factor)
         flags = (
             Flag.NOT_FINITE * (~finite).long()
             + Flag.NO_LOSS_TOKEN * empty.long()
             + Flag.UNIT_UNKNOWN * (~units.known).long()
+            + Flag.NOT_SEPARABLE * int(self.not_separable)
         )
         expected = (weight[:, None] * sketch).sum(0)
         return Captured(
             sample_index=self.sample_index,
+            segments=self.segments,
             sketch=torch.where(finite[:, None], sketch, torch.zeros_like(sketch)),
             weight=weight,
             loss=units.loss,
@@ -91,6 +147,7 @@ class MicroBatch:
             flags=flags,
             token_ids_sha256=self.token_ids_sha256,
             expected=expected,
+            arrived=frozenset(self.arrived),
         )
 
 

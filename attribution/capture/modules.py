@@ -1,56 +1,43 @@
 """Which modules are tracked, and what share of the trainable parameters that covers.
 
-A module is tracked when its per-sample gradient has an exact formula here: ``nn.Linear`` and Hugging Face's
-``Conv1D`` (which covers LoRA's A and B matrices), weight and bias. Anything else that is trainable is named,
-counted, and refused unless allowed: a gap must never be silent.
+Every trainable parameter is looked for in the module that owns it. What no formula covers and what cannot be
+recomputed is named, with the reason, counted, and refused unless allowed: a gap must never be silent.
 """
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
+from attribution.capture.formulas import Formula, formula_for
 from attribution.errors import CoverageGapError
 
-try:
-    from transformers.pytorch_utils import Conv1D
-except ImportError:  # a plain torch loop needs no transformers
-
-    class Conv1D(nn.Module):  # type: ignore[no-redef]
-        """Stands in where transformers is not installed; no module is an instance of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrackedModule:
-    """One module whose gradients are sketched.
-
-    Attributes:
-        name: Its name in the model.
-        module: The module.
-        weight: Name of its trainable weight, or ``None`` if the weight is frozen.
-        bias: Name of its trainable bias, or ``None``.
-        transposed: The weight is stored ``(d_in, d_out)``, as ``Conv1D`` does.
-    """
-
-    name: str
-    module: nn.Module
-    weight: str | None
-    bias: str | None
-    transposed: bool
+# Modules that hold parameters without being called: whoever holds them uses them.
+_CONTAINERS = (nn.ParameterList, nn.ParameterDict)
+# Modules that use their children's parameters without calling the children.
+_OPAQUE = (nn.MultiheadAttention,)
 
 
 @dataclass(frozen=True, slots=True)
 class Tracking:
-    """The tracked modules of a model and what they leave out."""
+    """The tracked modules of a model and what they leave out.
 
-    modules: tuple[TrackedModule, ...]
-    trainable: dict[str, nn.Parameter]  # by name, in the model's own order
-    parameters: dict[str, nn.Parameter]  # those of them that are tracked
-    untracked: dict[str, int]  # the others: name -> number of entries
+    Attributes:
+        formulas: One per tracked module, in the model's order.
+        trainable: Every trainable parameter by name, in the model's own order.
+        parameters: Those of them that are tracked.
+        untracked: The others: name -> number of entries.
+        reasons: Why each of them is not tracked.
+    """
+
+    formulas: tuple[Formula, ...]
+    trainable: dict[str, nn.Parameter]
+    parameters: dict[str, nn.Parameter]
+    untracked: dict[str, int]
+    reasons: dict[str, str]
 
     @property
     def left_out(self) -> list[nn.Parameter]:
@@ -59,22 +46,22 @@ class Tracking:
 
     @property
     def trainable_entries(self) -> int:
-        """Number of trainable entries."""
-        return sum(p.numel() for p in self.trainable.values())
+        """Entries of all trainable parameters."""
+        return self.tracked_entries + sum(self.untracked.values())
 
     @property
     def tracked_entries(self) -> int:
-        """Number of trainable entries whose gradients are sketched."""
-        return self.trainable_entries - sum(self.untracked.values())
+        """Entries of the tracked parameters."""
+        return sum(p.numel() for p in self.parameters.values())
 
     @property
     def coverage(self) -> float:
-        """Share of the trainable entries that is tracked, 0 to 1."""
+        """Share of trainable entries that is tracked, 0 to 1."""
         return self.tracked_entries / self.trainable_entries
 
 
 def find_tracked(model: nn.Module, allow_untracked: Sequence[str] = ()) -> Tracking:
-    """Find every module whose trainable parameters have a formula.
+    """Return how every trainable parameter of ``model`` is tracked.
 
     Args:
         model: The model as it is trained, adapters in place.
@@ -83,62 +70,106 @@ def find_tracked(model: nn.Module, allow_untracked: Sequence[str] = ()) -> Track
     Raises:
         CoverageGapError: If nothing is trainable, or parameters are left out that no pattern allows.
     """
-    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not trainable:
+    tracking = survey(model)
+    if not tracking.trainable:
         raise CoverageGapError(
             "the model has no trainable parameter",
             "Attach audit mode after the adapter: AuditMode.attach(Trainer(model=get_peft_model(…), …), …).",
         )
+    _refuse_gaps(tracking, allow_untracked)
+    return tracking
+
+
+def survey(model: nn.Module) -> Tracking:
+    """Return what would be tracked, without refusing anything."""
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     names = {id(p): name for name, p in trainable.items()}
-    modules, users = list[TrackedModule](), dict[str, int]()
-    for module_name, module in model.named_modules():
-        for parameter in module.parameters(recurse=False):
-            if id(parameter) in names:
-                users[names[id(parameter)]] = users.get(names[id(parameter)], 0) + 1
-        tracked = _as_tracked(module_name, module, names)
-        if tracked is not None:
-            modules.append(tracked)
-    counts = dict[str, int]()
-    for tracked in modules:
-        for name in (tracked.weight, tracked.bias):
-            if name is not None:
-                counts[name] = counts.get(name, 0) + 1
-    # A parameter shared with a module that has no formula would be captured in part only.
-    owned = {name for name, count in counts.items() if count == users[name]}
-    modules = [m for m in modules if {m.weight, m.bias} - {None} <= owned]
-    untracked = {name: p.numel() for name, p in trainable.items() if name not in owned}
-    _refuse_gaps(untracked, trainable, allow_untracked)
+    formulas, reasons = list[Formula](), dict[str, str]()
+    for module_name, module, own in _owners(model):
+        wanted = {inner: names[id(p)] for inner, p in own.items() if id(p) in names}
+        if not wanted:
+            continue
+        formula = formula_for(module_name, module, wanted)
+        if isinstance(formula, str):
+            reasons |= dict.fromkeys(wanted.values(), f"{module_name} ({type(module).__name__}): {formula}")
+        else:
+            formulas.append(formula)
+    # A parameter shared with a module that cannot be tracked would be captured in part only.
+    formulas = [f for f in formulas if not set(f.parameters.values()) & reasons.keys()]
+    owned = {name for formula in formulas for name in formula.parameters.values()}
+    for name in trainable.keys() - owned - reasons.keys():
+        reasons[name] = "it shares a module or a tensor with a parameter that cannot be tracked"
     return Tracking(
-        modules=tuple(modules),
+        formulas=tuple(formulas),
         trainable=trainable,
         parameters={name: p for name, p in trainable.items() if name in owned},
-        untracked=untracked,
+        untracked={name: p.numel() for name, p in trainable.items() if name not in owned},
+        reasons={name: reasons[name] for name in trainable if name in reasons},
     )
 
 
-def _as_tracked(name: str, module: nn.Module, names: dict[int, str]) -> TrackedModule | None:
-    """Return the module's description if it has a formula and something to train."""
-    is_linear = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
-    is_conv1d = isinstance(module, Conv1D) and type(module).forward is Conv1D.forward
-    if not (is_linear or is_conv1d):
-        return None
-    weight = names.get(id(module.weight))
-    bias = names.get(id(module.bias)) if isinstance(module.bias, torch.Tensor) else None
-    if weight is None and bias is None:
-        return None
-    return TrackedModule(name=name, module=module, weight=weight, bias=bias, transposed=is_conv1d)
+def _owners(
+    model: nn.Module, name: str = "", seen: set[int] | None = None
+) -> Iterator[tuple[str, nn.Module, dict[str, nn.Parameter]]]:
+    """Yield every module that is called and the parameters that it, and nobody below it, uses itself."""
+    seen = set() if seen is None else seen
+    if id(model) in seen:
+        return
+    seen.add(id(model))
+    own = dict(model.named_parameters(recurse=isinstance(model, _OPAQUE)))
+    for child_name, child in model.named_children():
+        if isinstance(child, _CONTAINERS):
+            own |= {f"{child_name}.{inner}": p for inner, p in child.named_parameters(recurse=False)}
+    yield name, model, own
+    if isinstance(model, _OPAQUE):
+        return
+    for child_name, child in model.named_children():
+        if not isinstance(child, _CONTAINERS):
+            yield from _owners(child, f"{name}.{child_name}" if name else child_name, seen)
 
 
-def _refuse_gaps(untracked: dict[str, int], trainable: dict[str, nn.Parameter], allowed: Sequence[str]) -> None:
+def _refuse_gaps(tracking: Tracking, allowed: Sequence[str]) -> None:
+    untracked = tracking.untracked
     gaps = [name for name in untracked if not any(fnmatch.fnmatch(name, pattern) for pattern in allowed)]
-    if not gaps and len(untracked) < len(trainable):
+    if not gaps and tracking.parameters:
         return
     if not gaps:
         raise CoverageGapError("none of the trainable parameters can be tracked")
-    share = sum(untracked[name] for name in gaps) / sum(p.numel() for p in trainable.values())
-    shown = ", ".join(gaps[:5]) + (f" and {len(gaps) - 5} more" if len(gaps) > 5 else "")
+    share = sum(untracked[name] for name in gaps) / tracking.trainable_entries
+    shown = "; ".join(f"{name}: {tracking.reasons[name]}" for name in gaps[:3])
+    more = f"; and {len(gaps) - 3} more" if len(gaps) > 3 else ""
     raise CoverageGapError(
-        f"{len(gaps)} trainable parameters ({share:.2%} of all entries) have no per-sample formula: {shown}",
+        f"{len(gaps)} trainable parameters ({share:.2%} of all entries) cannot be tracked: {shown}{more}",
         "Freeze them, or accept the gap, which is then signed into the run: "
         f"AuditMode(…, allow_untracked=[{gaps[0]!r}, …]).",
     )
+
+
+def unseen(tracking: Tracking, arrived: Collection[str], names: Collection[str]) -> list[str]:
+    """Return the modules that use a parameter of which no gradient was seen although it has one.
+
+    Args:
+        tracking: The tracked modules.
+        arrived: Names of the modules, or of the parameters, that gradients reached.
+        names: Parameters that have a gradient other than zero.
+    """
+    seen = {name for f in tracking.formulas if f.name in arrived for name in f.parameters.values()} | set(arrived)
+    return [f.name for f in tracking.formulas if set(f.parameters.values()) & (set(names) - seen)]
+
+
+def mixing_modules(model: nn.Module) -> list[str]:
+    """Return the modules that mix a batch's samples as they stand: batch normalisation in training mode."""
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
+    ]
+
+
+def compiled_modules(model: nn.Module) -> list[str]:
+    """Return the modules that were compiled already, so that hooks added now might never run."""
+    return [
+        name or type(module).__name__
+        for name, module in model.named_modules()
+        if getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
+    ]

@@ -19,6 +19,15 @@ def gradient(loss: Tensor, parameters: Mapping[str, nn.Parameter]) -> dict[str, 
     }
 
 
+def gradient_by_backward(loss: Tensor, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Return the same by ``loss.backward()``, for graphs that allow nothing else; ``.grad`` is ``None`` before it."""
+    loss.backward()
+    found = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in parameters.items()}
+    for parameter in parameters.values():
+        parameter.grad = None
+    return found
+
+
 def sketch_each(
     samples: int,
     loss_of: Callable[[int], Tensor],

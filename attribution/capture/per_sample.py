@@ -1,72 +1,114 @@
-"""Exact per-sample gradients of a linear map from its input and its output's gradient. Pure functions.
+"""Per-sample gradients of single modules from what their forward and backward passes show. Pure functions.
 
 For ``y = x Wᵀ + b`` sample ``i`` has ``∂L/∂W = Σ_t g_it x_itᵀ`` and ``∂L/∂b = Σ_t g_it`` (Goodfellow 2015,
-arXiv:1510.01799). ``t`` runs over the tokens of the sample's row.
+arXiv:1510.01799). ``t`` runs over the tokens of the sample. Every function takes tensors that ``Segments.by_sample``
+has brought into ``(S, T, d)``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from attribution.errors import CaptureError
+# A weight's per-sample gradients are formed in stretches of at most this many entries over all samples.
+STRETCH_ENTRIES = 8 << 20
 
 
-def by_sample(tensor: Tensor, samples: int, module: str) -> Tensor:
-    """View activations or gradients as ``(B, T, d)`` float32.
+class Piece(NamedTuple):
+    """A stretch of per-sample gradients of one parameter, flattened as the sketch takes it.
 
-    Args:
-        tensor: ``(B, d)``, ``(B, …, d)`` or ``(B * T, d)`` with a row's tokens next to each other.
-        samples: ``B``.
-        module: Name for the error message.
-
-    Raises:
-        CaptureError: If the leading dimension is not a multiple of ``B``.
+    Attributes:
+        parameter: Its name in the model.
+        values: ``(k, n)`` float32: entries ``start`` to ``start + n`` of samples ``first`` to ``first + k``.
+        start: Number of the first entry.
+        first: The first sample.
     """
-    if tensor.ndim == 3 and tensor.shape[0] == samples and tensor.dtype is torch.float32:
-        return tensor
-    rows = tensor.shape[0]
-    if rows == samples:
-        shaped = tensor.reshape(samples, -1, tensor.shape[-1])
-    elif tensor.ndim == 2 and rows % samples == 0:
-        shaped = tensor.reshape(samples, rows // samples, tensor.shape[-1])
-    else:
-        raise CaptureError(
-            f"module {module}: its batch has {rows} rows {tuple(tensor.shape)}, the micro-batch has {samples} samples",
-            "The module mixes or reorders samples. Freeze it, or leave it out with allow_untracked.",
-        )
-    return shaped.float()
+
+    parameter: str
+    values: Tensor
+    start: int = 0
+    first: int = 0
+
+
+class Entries(NamedTuple):
+    """Single entries of per-sample gradients of one parameter; the others are zero.
+
+    Attributes:
+        parameter: Its name in the model.
+        numbers: ``(S, n)`` int64, which entries; one may occur more than once.
+        values: ``(S, n)`` float32.
+    """
+
+    parameter: str
+    numbers: Tensor
+    values: Tensor
+
+
+Scratch = Callable[[int, int], Tensor | None]  # rows, entries -> something to overwrite
+
+
+def no_scratch(rows: int, entries: int) -> None:
+    """Let every result have its own memory."""
 
 
 def linear_weight(
-    activations: Tensor, output_grads: Tensor, transposed: bool = False, out: Tensor | None = None
-) -> Tensor:
-    """Return each sample's weight gradient, flattened as the sketch takes it: the shorter side first.
+    activations: Tensor, output_grads: Tensor, transposed: bool = False, scratch: Scratch = no_scratch
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield each sample's weight gradient in stretches, flattened as the sketch takes it: the shorter side first.
 
     That order is also the faster one to compute: for LoRA's tall B matrix it takes half the time on a CPU.
 
     Args:
-        activations: Module input, ``(B, T, d_in)`` float32.
-        output_grads: Gradient of the loss w.r.t. the module output, ``(B, T, d_out)`` float32.
+        activations: Module input, ``(S, T, d_in)`` float32.
+        output_grads: Gradient of the loss w.r.t. the module output, ``(S, T, d_out)`` float32.
         transposed: The weight is stored ``(d_in, d_out)``.
-        out: ``(B, d_in * d_out)`` float32 to write into.
+        scratch: Gives memory to overwrite.
 
-    Returns:
-        ``(B, d_in * d_out)``: row by row of the stored weight, or column by column if it has more rows than columns.
+    Yields:
+        Number of the first entry and ``(S, n)``: row by row of the stored weight, or column by column if it has more
+        rows than columns.
 
     Example:
         >>> x, g = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[3.0]]])
-        >>> linear_weight(x, g)
-        tensor([[3., 6.]])
+        >>> list(linear_weight(x, g))
+        [(0, tensor([[3., 6.]]))]
     """
     first, second = (activations, output_grads) if transposed else (output_grads, activations)
     if first.shape[2] > second.shape[2]:
         first, second = second, first
-    if out is not None:
-        out = out.view(len(first), first.shape[2], second.shape[2])
-    return torch.bmm(first.transpose(1, 2), second, out=out).flatten(1)
+    samples, short, long = len(first), first.shape[2], second.shape[2]
+    lines = max(1, min(short, STRETCH_ENTRIES // (samples * long)))
+    for line in range(0, short, lines):
+        few = min(lines, short - line)
+        out = scratch(samples, few * long)
+        part = first if few == short else first[:, :, line : line + few]
+        product = torch.bmm(part.transpose(1, 2), second, out=None if out is None else out.view(samples, few, long))
+        yield line * long, product.flatten(1)
 
 
 def linear_bias(output_grads: Tensor) -> Tensor:
-    """Return each sample's bias gradient, ``(B, d_out)``, from ``(B, T, d_out)``."""
+    """Return each sample's bias gradient, ``(S, d_out)``, from ``(S, T, d_out)``."""
     return output_grads.sum(1)
+
+
+def embedding_weight(ids: Tensor, output_grads: Tensor, rows: int, padding_idx: int | None) -> tuple[Tensor, Tensor]:
+    """Return each sample's gradient of an embedding table as single entries.
+
+    Args:
+        ids: ``(S, T)`` int64.
+        output_grads: ``(S, T, d)`` float32.
+        rows: Rows of the table ``V``.
+        padding_idx: The row that gets no gradient.
+
+    Returns:
+        Numbers and values, both ``(S, T * d)``: row by row of the table, or column by column if ``V > d``.
+    """
+    if padding_idx is not None:
+        output_grads = output_grads.masked_fill((ids == padding_idx)[:, :, None], 0.0)
+    width = output_grads.shape[2]
+    column = torch.arange(width, device=ids.device)
+    numbers = column * rows + ids[:, :, None] if rows > width else ids[:, :, None] * width + column
+    return numbers.flatten(1), output_grads.flatten(1)

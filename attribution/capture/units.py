@@ -9,7 +9,10 @@ other class ``v``:
     loss = z_v - z_y - ln(g_v / c)           (= -ln p_y)
 
 Two classes ``v`` must give the same ``c``; where they do not, the loss is not plain cross-entropy. Costs a gather,
-where a second softmax would cost a pass over the vocabulary.
+where a second softmax would cost a pass over the vocabulary. A gradient in half precision is rounded, so there the
+demands are wider and ``c`` is the median over tokens.
+
+A model may return log-probabilities of the targets instead of logits; then ``c`` is minus their gradient.
 """
 
 from __future__ import annotations
@@ -19,10 +22,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attribution.capture.segments import Segments
+
 IGNORE_INDEX = -100
-AGREEMENT = 1e-3  # relative; two classes, and all tokens of one sample, must agree this well on c
+# Relative; two classes, and all tokens of one sample, must agree this well on c.
+AGREEMENT = {torch.bfloat16: 3e-2, torch.float16: 2e-2}
+AGREEMENT_FLOAT32 = 1e-3
 _CANDIDATES = 48  # classes among which the two v are chosen
-_REACH = 25.0  # the second v may be this much less likely than the first, in nats; far from float32's underflow
+# The second v may be this much less likely than the first, in nats: its gradient must not underflow.
+_REACH = {torch.float16: 4.0}
+_REACH_FLOAT32 = 25.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +101,15 @@ def align_targets(logits: Tensor, labels: Tensor, next_token: bool) -> Tensor | 
     return torch.cat([labels[:, 1:], ignored], dim=1)
 
 
-def gather_logits(logits: Tensor, targets: Tensor) -> TokenLogits:
+def gather_logits(logits: Tensor, targets: Tensor, dtype: torch.dtype | None = None) -> TokenLogits:
     """Pick, for every token that carries loss, its target's logit and those of a likely and an unlikely other class.
 
     Args:
         logits: ``(B, T, V)`` or ``(B, V)``.
         targets: ``(B, T)`` or ``(B,)``, ``IGNORE_INDEX`` where no loss is.
+        dtype: Precision that their gradient will have; by default the logits' own.
     """
+    reach = _REACH.get(dtype or logits.dtype, _REACH_FLOAT32)
     logits = logits.detach()
     if logits.ndim == 2:
         logits, targets = logits[:, None], targets[:, None]
@@ -111,7 +122,7 @@ def gather_logits(logits: Tensor, targets: Tensor) -> TokenLogits:
     z = z.masked_fill(classes == target[:, None], float("-inf"))
     likely = z.argmax(1, keepdim=True)  # (N, 1)
     # The least likely class within reach: there a loss that is not cross-entropy shows most.
-    within = z >= z.gather(1, likely) - _REACH
+    within = z >= z.gather(1, likely) - reach
     unlikely = z.masked_fill(~within, float("inf")).argmin(1, keepdim=True)
     picked = torch.cat([likely, unlikely], dim=1)  # (N, 2)
     return TokenLogits(
@@ -124,35 +135,66 @@ def gather_logits(logits: Tensor, targets: Tensor) -> TokenLogits:
     )
 
 
-def measure(token_logits: TokenLogits, gradient: Tensor) -> Units:
+def measure(token_logits: TokenLogits, gradient: Tensor, segments: Segments) -> Units:
     """Measure each sample's factor and loss from the gradient that arrived at the logits.
 
     Args:
         token_logits: From ``gather_logits`` on the same logits.
-        gradient: Gradient of the trained loss w.r.t. the logits, ``(B, T, V)`` or ``(B, V)``.
+        gradient: Gradient of the trained loss w.r.t. the logits, ``(R, T, V)`` or ``(R, V)``.
+        segments: Which token belongs to which sample.
     """
     t = token_logits
     if gradient.ndim == 2:
         gradient = gradient[:, None]
-    samples, device = gradient.shape[0], gradient.device
     g_target = gradient[t.rows, t.positions, t.target].double()
     g_others = gradient[t.rows[:, None], t.positions[:, None], t.others].double()  # (N, 2)
     z_target, z_others = t.z_target.double(), t.z_others.double()
     c = g_others * (z_target[:, None] - z_others).exp() - g_target[:, None]  # (N, 2)
-    token_c = c[:, 0]
-    token_loss = z_others[:, 0] - z_target - (g_others[:, 0] / token_c).log()
-    agrees = (c[:, 1] - token_c).abs() <= AGREEMENT * token_c.abs()
+    tolerance = AGREEMENT.get(gradient.dtype, AGREEMENT_FLOAT32)
+    agrees = (c[:, 1] - c[:, 0]).abs() <= tolerance * c[:, 0].abs()
+    factor = c[:, 0] if gradient.dtype not in AGREEMENT else _medians(c[:, 0], tolerance)
+    token_loss = z_others[:, 0] - z_target - (g_others[:, 0] / factor).log()
+    return _per_sample(factor, token_loss, agrees, tolerance, segments.owner(t.rows, t.positions), segments.samples)
 
-    n_tokens = torch.zeros(samples, dtype=torch.long, device=device).index_add_(0, t.rows, torch.ones_like(t.rows))
-    zeros = torch.zeros(samples, dtype=torch.double, device=device)
-    loss = zeros.index_add(0, t.rows, token_loss)
-    mean = zeros.index_add(0, t.rows, token_c) / n_tokens.clamp(min=1)
-    agrees &= (token_c - mean[t.rows]).abs() <= AGREEMENT * mean[t.rows].abs()
-    wrong = torch.zeros(samples, dtype=torch.long, device=device).index_add_(0, t.rows, (~agrees).long())
+
+def measure_log_probs(log_probs: Tensor, gradient: Tensor, targets: Tensor, segments: Segments) -> Units:
+    """Measure from the log-probabilities of the targets and their gradient, where a model returns those.
+
+    Args:
+        log_probs: ``(R, T)``, of the target at each position.
+        gradient: Gradient of the trained loss w.r.t. them, ``(R, T)``.
+        targets: ``(R, T)``, ``IGNORE_INDEX`` where no loss is.
+        segments: Which token belongs to which sample.
+    """
+    rows, positions = (targets != IGNORE_INDEX).nonzero(as_tuple=True)
+    factor = -gradient[rows, positions].double()
+    loss = -log_probs.detach()[rows, positions].double()
+    agrees = torch.ones_like(rows, dtype=torch.bool)
+    tolerance = AGREEMENT.get(gradient.dtype, AGREEMENT_FLOAT32)
+    return _per_sample(factor, loss, agrees, tolerance, segments.owner(rows, positions), segments.samples)
+
+
+def _medians(c: Tensor, tolerance: float) -> Tensor:
+    """Return one factor for all tokens if all agree, so that their rounding averages out; else each token's own."""
+    if not len(c):
+        return c
+    middle = c.median()
+    return middle.expand_as(c) if bool(((c - middle).abs() <= tolerance * middle.abs()).all()) else c
+
+
+def _per_sample(factor: Tensor, loss: Tensor, agrees: Tensor, tolerance: float, owner: Tensor, samples: int) -> Units:
+    """Gather tokens, all ``(N,)``, into samples; a sample is known if its tokens agree."""
+    zeros = torch.zeros(samples, dtype=torch.double, device=factor.device)
+    counts = torch.zeros(samples, dtype=torch.long, device=factor.device)
+    n_tokens = counts.index_add(0, owner, torch.ones_like(owner))
+    summed = zeros.index_add(0, owner, loss)
+    mean = zeros.index_add(0, owner, factor) / n_tokens.clamp(min=1)
+    agrees = agrees & ((factor - mean[owner]).abs() <= tolerance * mean[owner].abs())
+    wrong = counts.index_add(0, owner, (~agrees).long())
     known = (wrong == 0) & ((mean != 0) | (n_tokens == 0))
-    factor = torch.where(known & (n_tokens > 0), mean, torch.ones_like(mean))
-    loss = torch.where(known, loss, torch.full_like(loss, float("nan")))
-    return Units(factor=factor.float(), loss=loss.float(), n_tokens=n_tokens, known=known)
+    mean = torch.where(known & (n_tokens > 0), mean, torch.ones_like(mean))
+    summed = torch.where(known, summed, torch.full_like(summed, float("nan")))
+    return Units(factor=mean.float(), loss=summed.float(), n_tokens=n_tokens, known=known)
 
 
 def targets_from_gradient(gradient: Tensor) -> Tensor:

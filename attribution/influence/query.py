@@ -113,6 +113,8 @@ def ask(
 ) -> InfluenceResult:
     """Score every recorded sample for one question, and say how specific the answer is.
 
+    Only records that led to the final weights count; those of all ranks do.
+
     Args:
         reader: The run.
         model: The model at the run's final weights (``load_final``).
@@ -136,17 +138,19 @@ def ask(
         answers.append(answer)
         progress()
 
-    if not len(reader.records()):
+    records = reader.live_records()
+    if not len(records):
         raise ReadError(f"{reader.path}: the run holds no record of a sample, so nothing can be scored")
-    steps = [event.json() for event in reader.events(EventKind.STEP)]
+    steps = [event.json() for event in reader.live_steps()]
     scores = estimators.score(
-        lambda: estimators.raw_blocks(reader.sketches(), layout.dim),
+        lambda: estimators.raw_blocks(reader.live_sketches(), layout.dim),
         np.stack(sketches),
         estimators.step_factors(steps),
         np.array([source.first_index for source in manifest.data.sources], dtype=np.int64),
         manifest.data.rows,
     )
-    facts = RunFacts(manifest, reader.records(), len(others), estimators.unmeasured(steps))
+    superseded = sum(len(rank.records()) for rank in reader.ranks) - len(records)
+    facts = RunFacts(manifest, records, len(others), estimators.unmeasured(steps), superseded)
     return build_result(facts, question, answers[0], scores, preview)
 
 

@@ -19,6 +19,7 @@ from attribution.influence.specificity import TOP, Specificity, assess, centre, 
 from attribution.influence.uncertainty import cosine_se, dot_se, noise_floor
 from auditlog.format.canonical import finite
 from auditlog.format.manifest import RunManifest
+from auditlog.format.records import Flag
 
 if TYPE_CHECKING:
     from attribution.influence.query import Answer, Question
@@ -47,15 +48,25 @@ class RunFacts:
 
     Attributes:
         manifest: The run manifest.
-        records: ``(n,)`` all records.
+        records: ``(n,)`` the records that led to the final weights.
         others: Other cases given, used or not.
         unmeasured_steps: Steps whose clip factor was not finite; their records count as zero.
+        superseded: Records of steps that training later went back behind.
     """
 
     manifest: RunManifest
     records: NDArray[np.void]
     others: int
     unmeasured_steps: int
+    superseded: int = 0
+
+
+# Records whose sketch is not quite what a score takes it for; they are scored, and this is said.
+_DOUBTFUL = {
+    Flag.NOT_SEPARABLE: "are not separable: what they stored is partly other samples' loss",
+    Flag.UNIT_UNKNOWN: "have a loss that is not plain cross-entropy; they are scored in the trained loss's own scale",
+    Flag.NOT_FINITE: "were not finite and count as zero",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +155,18 @@ class InfluenceResult:
         }
 
 
+def _gaps(facts: RunFacts) -> tuple[str, ...]:
+    """Return what the scores leave out or cannot vouch for, one sentence each."""
+    counts = {
+        "steps had no finite clip factor; their records count as zero": facts.unmeasured_steps,
+        "records are left out: training went back behind their steps and took others": facts.superseded,
+    }
+    counts |= {
+        f"records {what}": int(np.count_nonzero(facts.records["flags"] & flag)) for flag, what in _DOUBTFUL.items()
+    }
+    return tuple(f"{count} {what}." for what, count in counts.items() if count)
+
+
 def build_result(
     facts: RunFacts, question: Question, answer: Answer, scores: Scores, preview: Callable[[int], str] | None = None
 ) -> InfluenceResult:
@@ -156,8 +179,6 @@ def build_result(
     row = _Rows(facts, scores, cosine, centred, floor, preview)
     top_for, top_against = _both_ends(row, cosine[:, 0])
     centred_for, centred_against = ((), ()) if centred is None else _both_ends(row, centred[:, 0])
-    unmeasured = facts.unmeasured_steps
-    gap = (f"{unmeasured} steps had no finite clip factor; their records count as zero.",) if unmeasured else ()
     return InfluenceResult(
         created_us=time.time_ns() // 1000,
         question=question,
@@ -172,7 +193,7 @@ def build_result(
         centred_against=centred_against,
         sources=_source_totals(facts.manifest, scores),
         specificity=specificity,
-        limits=tuple(text.format(dim=dim) for text in _LIMITS) + gap,
+        limits=tuple(text.format(dim=dim) for text in _LIMITS) + _gaps(facts),
         histogram=_histogram(cosine[:, 0]),
     )
 

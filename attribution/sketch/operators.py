@@ -10,6 +10,8 @@ once at the end. So an ordinary parameter costs one fused multiply-add, wherever
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -17,6 +19,14 @@ from torch import Tensor
 SPAN = 4
 # Parameters of more blocks than this are signed, summed over their blocks, and added once.
 _FEW_BLOCKS = 32
+
+
+class _Plan(NamedTuple):
+    """How one stretch of entries is added: a few long pieces, or many blocks of ``D`` at once, then pieces."""
+
+    pieces: list[tuple[int, int, Tensor]]  # first entry, number of entries, their signs
+    blocks: int
+    signs: Tensor  # of the blocks
 
 
 class SignFold:
@@ -30,24 +40,42 @@ class SignFold:
 
     def __init__(self, signs: Tensor, offset: int, dim: int) -> None:
         self.signs, self.offset, self.dim = signs, offset, dim
-        n = len(signs)
-        self._blocks = n // dim if n // dim > _FEW_BLOCKS else 0
-        starts = range(self._blocks * dim, n, SPAN * dim)
-        self._pieces = [(i, min(SPAN * dim, n - i), signs[i : i + SPAN * dim]) for i in starts]
+        self._whole = self._plan(0, len(signs))
 
-    def add_to(self, sums: Tensor, values: Tensor) -> None:
+    def add_to(self, sums: Tensor, values: Tensor, start: int = 0) -> None:
         """Add the unwrapped sketch of each row of ``values`` to the same row of ``sums``, in place.
 
         Args:
             sums: Float32, from ``unwrapped``.
-            values: ``(B, n)`` float32, one flattened gradient per row.
+            values: ``(B, k)`` float32: entries ``start`` to ``start + k`` of one flattened gradient per row.
+            start: Number of the first entry.
         """
-        for start, length, signs in self._pieces:
-            sums.narrow(1, self.offset, length).addcmul_(values.narrow(1, start, length), signs)
-        if self._blocks:
-            end = self._blocks * self.dim
-            signed = values.narrow(1, 0, end) * self.signs[:end]  # (B, blocks * D)
-            sums.narrow(1, self.offset, self.dim).add_(signed.view(-1, self._blocks, self.dim).sum(1))
+        length = values.shape[1]
+        plan = self._whole if length == len(self.signs) else self._plan(start, length)
+        bucket = (self.offset + start) % self.dim
+        for first, few, signs in plan.pieces:
+            sums.narrow(1, bucket, few).addcmul_(values.narrow(1, first, few), signs)
+        if plan.blocks:
+            signed = values.narrow(1, 0, len(plan.signs)) * plan.signs  # (B, blocks * D)
+            sums.narrow(1, bucket, self.dim).add_(signed.view(-1, plan.blocks, self.dim).sum(1))
+
+    def scatter_to(self, sums: Tensor, entries: Tensor, values: Tensor) -> None:
+        """Add single entries of each row's gradient: entry ``entries[b, k]`` has value ``values[b, k]``, in place.
+
+        Args:
+            sums: Float32, from ``unwrapped``.
+            entries: ``(B, k)`` int64; an entry may occur more than once.
+            values: ``(B, k)`` float32.
+        """
+        sums.scatter_add_(1, (entries + self.offset) % self.dim, values * self.signs[entries])
+
+    def _plan(self, start: int, length: int) -> _Plan:
+        """Return the pieces that entries ``start`` to ``start + length`` are added in."""
+        signs = self.signs[start : start + length]
+        blocks = length // self.dim if length // self.dim > _FEW_BLOCKS else 0
+        firsts = range(blocks * self.dim, length, SPAN * self.dim)
+        pieces = [(i, min(SPAN * self.dim, length - i), signs[i : i + SPAN * self.dim]) for i in firsts]
+        return _Plan(pieces, blocks, signs[: blocks * self.dim])
 
     def adjoint(self, sketch: Tensor) -> Tensor:
         """Return ``Sᵀ`` of each row: ``(B, D)`` to ``(B, n)``."""

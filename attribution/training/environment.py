@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import platform
 import subprocess
+from collections import Counter
 from typing import Any
 
 import torch
@@ -27,9 +28,7 @@ def describe_model(model: nn.Module) -> dict[str, Any]:
     for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
         if name in trainable or not isinstance(tensor, torch.Tensor):
             continue
-        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-        raw = tensor.detach().contiguous().reshape(-1).cpu()
-        digest.update(raw.view(torch.uint8).numpy().data)
+        hash_tensor(digest, name, tensor)
         frozen += tensor.numel()
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     config = getattr(base, "config", None)
@@ -44,16 +43,25 @@ def describe_model(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def describe_tracking(tracking: Tracking) -> dict[str, Any]:
+def hash_tensor(digest: hashlib._Hash, name: str, tensor: torch.Tensor) -> None:
+    """Add a tensor's name, type, shape and bytes to a digest."""
+    digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+    raw = tensor.detach().contiguous().reshape(-1).cpu()
+    digest.update(raw.view(torch.uint8).numpy().data)
+
+
+def describe_tracking(tracking: Tracking, mode: str) -> dict[str, Any]:
     """Return what is tracked and what is left out, by name."""
     return {
-        "modules": len(tracking.modules),
+        "modules": len(tracking.formulas),
         "parameters": len(tracking.parameters),
         "trainable_entries": tracking.trainable_entries,
         "tracked_entries": tracking.tracked_entries,
         "coverage": tracking.coverage,
         "untracked": dict(sorted(tracking.untracked.items())),
-        "mode": "observe",
+        "reasons": dict(sorted(tracking.reasons.items())),
+        "routes": dict(sorted(Counter(f"{f.kind}, {f.route}" for f in tracking.formulas).items())),
+        "mode": mode,
     }
 
 

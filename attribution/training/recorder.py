@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass, field
+from itertools import chain
 from time import perf_counter
 from typing import Any
 
@@ -17,23 +18,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attribution.capture.conservation import conserve
 from attribution.capture.hooks import HookSet
 from attribution.capture.micro_batch import Captured
 from attribution.capture.modules import Tracking
-from attribution.errors import SampleIdentityError
+from attribution.capture.segments import Segments
+from attribution.errors import CaptureError, SampleIdentityError
 from attribution.sketch.layout import SketchLayout
 from attribution.sketch.quantize import quantize
+from attribution.training.consumed import consume, refuse_unseen, with_gradient
+from attribution.training.optimizer_steps import gradient_scale
+from attribution.training.padding import Loader, find_padding
+from attribution.training.ranks import Ranks
+from attribution.training.uses import Uses
 from auditlog.datamanifest import DataManifest
 from auditlog.errors import DataError
 from auditlog.format.canonical import finite
-from auditlog.format.records import RECORD
+from auditlog.format.records import RECORD, Flag
 from auditlog.ledger.ledger import StepEntry
 from auditlog.ledger.writer import LedgerWriter
+from auditlog.trust.attempts import Attempt
 
 logger = logging.getLogger("gradtrail")
-
-TOLERATED_RESIDUAL = 1e-2  # float32 closes to 1e-5, bf16 to a few 1e-3
 
 
 @dataclass(slots=True)
@@ -72,6 +77,8 @@ class StepRecorder:
         layout: Where gradients land.
         data: Resolves sample indices.
         writer: Takes the entries.
+        ranks: The processes of this run.
+        uses: What was used so far; grows with every step.
 
     Attributes:
         steps: Optimizer steps recorded.
@@ -88,6 +95,8 @@ class StepRecorder:
         layout: SketchLayout,
         data: DataManifest,
         writer: LedgerWriter,
+        ranks: Ranks,
+        uses: Uses,
     ) -> None:
         self.steps = 0
         self.records = 0
@@ -98,10 +107,17 @@ class StepRecorder:
         self.worst_residual = 0.0
         self.open_steps = 0
         self._hooks, self._tracking, self._layout = hooks, tracking, layout
-        self._data, self._writer = data, writer
-        self._uses = np.zeros(data.rows, dtype=np.int64)
+        self._data, self._writer, self._ranks = data, writer, ranks
+        self._known = {id(p) for p in tracking.trainable.values()}
+        self._uses = uses
         self._seen = 0.0  # hook seconds already accounted for
+        self._has_warned = False
         self._waited = 0.0  # seconds that the last step waited for the writer
+
+    def begin(self, attempt: Attempt) -> None:
+        """Go on from another step: what the weights there did not go through is forgotten."""
+        self.steps = attempt.from_step
+        self._uses.begin(attempt)
 
     def check_index(self, index: Tensor) -> None:
         """Refuse ids that the data manifest does not have, before anything is captured.
@@ -118,15 +134,30 @@ class StepRecorder:
                 f"step {self.steps + 1}, row {slot} of the batch: {error.message}", error.advice()
             ) from error
 
-    def on_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Record what this optimizer step is about to consume."""
+    def on_step(self, optimizer: torch.optim.Optimizer, loss_scale: float = 1.0, is_skipped: bool = False) -> None:
+        """Record what this optimizer step is about to consume.
+
+        Args:
+            optimizer: The optimizer.
+            loss_scale: The gradient scaler's scale, by which the loss was multiplied.
+            is_skipped: The scaler leaves the step out because a gradient is not finite.
+
+        Raises:
+            CaptureError: If the optimizer consumes gradients that audit mode never saw.
+        """
         started = perf_counter()
         began = self._hooks.step_began or started
         captured, without_backward = self._hooks.take()
+        share = 1.0 / (loss_scale * self._ranks.size)  # DistributedDataParallel averages over processes
+        captured = [each.shared(share) for each in captured]
         self.steps += 1
+        if without_backward and not captured and not is_skipped:
+            refuse_unseen(self._tracking, (), self.steps, self._tracking.parameters)
         body = self._describe(optimizer, captured, without_backward)
-        gradient, scales = self._consumed(captured, body)
+        body |= {"scaler_scale": None if loss_scale == 1.0 else loss_scale, "skipped": is_skipped}
+        gradient, scales = (None, (0.0, 0.0)) if is_skipped else self._consumed(optimizer, captured, body)
         records, index, sketches = self._rows(captured)
+        self._count_uses(captured, records, index)
         self.records += len(records)
         own = perf_counter() - started
         hook_s = self._hooks.seconds - self._seen + own
@@ -155,50 +186,63 @@ class StepRecorder:
             "lr": [float(group["lr"]) for group in optimizer.param_groups],
             "weight_decay": [float(group.get("weight_decay", 0.0)) for group in optimizer.param_groups],
             "num_items": self.num_items,
-            "scaler_scale": None,
             "clip_max_norm": self.clip_max_norm,
-            "skipped": False,
             "loss": finite(sum(loss)),
             "forward_without_backward": without_backward,
             "micro_batches": [
-                {"token_ids_sha256": c.token_ids_sha256, "rows": len(c.sample_index), "loss": finite(value)}
+                {"token_ids_sha256": c.token_ids_sha256, "rows": c.segments.rows, "loss": finite(value)}
+                | ({"spans": _spans(c.segments)} if c.segments.is_packed else {})
                 for c, value in zip(captured, loss, strict=True)
             ],
         }
 
-    def _consumed(self, captured: list[Captured], body: dict[str, Any]) -> tuple[NDArray[np.int8], tuple[float, float]]:
+    def _consumed(
+        self, optimizer: torch.optim.Optimizer, captured: list[Captured], body: dict[str, Any]
+    ) -> tuple[NDArray[np.int8], tuple[float, float]]:
         """Sketch ``p.grad``, compare it with what the samples add up to, and add both to ``body``."""
-        grads = {n: p.grad for n, p in self._tracking.parameters.items() if p.grad is not None}
-        with torch.no_grad():
-            consumed = self._layout.sketch(grads)  # (D,)
-            zero = torch.zeros_like(consumed)
-            expected = torch.stack([c.expected for c in captured]).sum(0) if captured else zero
-            closing = conserve(expected, consumed)
-            norm = _norm(list(grads.values()))
-            if not consumed.isfinite().all():
-                consumed = zero
-            q, scale = quantize(consumed[None])
+        zero = torch.zeros(self._layout.dim, device=self._layout.device)
+        expected = self._ranks.sum(torch.stack([c.expected for c in captured]).sum(0) if captured else zero)
+        consumed = consume(self._tracking, self._layout, expected, gradient_scale(optimizer))
+        self._refuse_strangers(optimizer)
+        if consumed.is_open:
+            arrived = set[str]().union(*(c.arrived for c in captured))
+            self._warn_open(arrived, consumed.closing.residual)
+        if math.isfinite(consumed.closing.residual):
+            self.worst_residual = max(self.worst_residual, consumed.closing.residual)
         body |= {
-            "f": finite(closing.factor),
-            "residual": finite(closing.residual),
-            "grad_norm": finite(norm),
-            "tracked_share": finite(self._tracked_share(norm)),
+            "f": finite(consumed.closing.factor),
+            "residual": finite(consumed.closing.residual),
+            "grad_norm": finite(consumed.norm),
+            "tracked_share": finite(consumed.tracked_share),
         }
-        if math.isfinite(closing.residual):
-            self.worst_residual = max(self.worst_residual, closing.residual)
-        if norm != 0 and not closing.residual <= TOLERATED_RESIDUAL:  # also where either is not finite
-            self._warn_open(len(captured), closing.residual)
+        q, scale = quantize((consumed.sketch if consumed.sketch.isfinite().all() else zero)[None])
         return q[0], (float(scale[0]), 0.0)
 
-    def _warn_open(self, micro_batches: int, residual: float) -> None:
-        """Count a step whose samples do not add up to its gradient; say so loudly the first time."""
+    def _refuse_strangers(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse parameters that the optimizer moves and that were not trainable when audit mode was attached."""
+        strangers = [
+            tuple(p.shape)
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if p.grad is not None and id(p) not in self._known
+        ]
+        if strangers:
+            raise CaptureError(
+                f"step {self.steps}: the optimizer consumes gradients of {len(strangers)} parameters that audit mode "
+                f"does not know (the first has shape {strangers[0]})",
+                "They became trainable after audit mode was attached (an adapter was added or switched), or belong to "
+                "another model. Attach audit mode when everything that is trained is in place.",
+            )
+
+    def _warn_open(self, arrived: set[str], residual: float) -> None:
+        """Count a step whose samples do not add up to its gradient; refuse it if modules were never seen."""
+        if math.isfinite(residual) or not arrived:
+            refuse_unseen(self._tracking, arrived, self.steps, with_gradient(self._tracking.parameters))
         self.open_steps += 1
         if self.open_steps > 1:
             return
-        if not micro_batches:
-            why = "no sample was captured: is the batch passed to the audited model, with its sample_index?"
-        elif not math.isfinite(residual):
-            why = "a loss or gradient is not finite"
+        if not math.isfinite(residual):
+            why = "a loss or gradient is not finite."
         else:
             why = "is zero_grad missing, or is something else added to the gradients?"
         logger.warning(
@@ -208,14 +252,6 @@ class StepRecorder:
             residual,
             why,
         )
-
-    def _tracked_share(self, tracked_norm: float) -> float:
-        """Return the tracked parameters' share of the squared norm of the whole gradient."""
-        if not self._tracking.untracked:
-            return 1.0
-        others = [p.grad for p in self._tracking.left_out if p.grad is not None]
-        whole = tracked_norm**2 + _norm(others) ** 2
-        return tracked_norm**2 / whole if whole else math.nan
 
     def _rows(self, captured: list[Captured]) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.int8]]:
         """Return the packed records, their sample indices and their int8 sketches."""
@@ -228,19 +264,42 @@ class StepRecorder:
         q, scale = quantize(sketches)
         records["step"] = self.steps
         records["micro"] = np.concatenate([np.full(len(c.sample_index), m) for m, c in enumerate(captured)])
-        records["slot"] = np.concatenate([np.arange(len(c.sample_index)) for c in captured])
-        records["epoch"] = self._uses[index] if self.epoch is None else self.epoch
+        for name, places in zip(
+            ("slot", "part"), zip(*(c.segments.slots() for c in captured), strict=True), strict=True
+        ):
+            records[name] = np.concatenate([np.array(p) for p in places])
+        records["epoch"] = self._uses.earlier(index) if self.epoch is None else self.epoch
         records["source_id"], records["row"], records["data_version_id"] = self._data.locate(index)
         for name in ("loss", "n_tokens", "weight", "flags"):
             records[name] = torch.cat([getattr(c, name) for c in captured]).cpu().numpy()
         records["grad_norm"] = sketches.norm(dim=1).cpu().numpy()
         records["scale_raw"] = scale
-        np.add.at(self._uses, index, 1)
         return records, index, q
 
+    def _count_uses(self, captured: list[Captured], records: NDArray[np.void], index: NDArray[np.int64]) -> None:
+        """Count the step's uses over all processes, and flag the records that only fill a batch."""
+        if self._ranks.size == 1:  # nothing to even out
+            self._uses.add(self.steps, self.epoch, index, np.zeros(len(index), bool))
+            return
+        is_packed = any(c.segments.is_packed for c in captured)
+        own = [c.sample_index.numpy() for c in captured]
+        ids, packed = zip(*self._ranks.gather((own, is_packed)), strict=True)
+        loader = Loader.active()
+        epoch = loader.iteration if self.epoch is None and loader is not None else self.epoch
+        used = None if epoch is None else self._uses.in_epoch(epoch)
+        if used is None and not self._has_warned and self._ranks.rank == 0:
+            self._has_warned = True
+            logger.warning(
+                "audit mode: the loop does not tell its epoch, so repeats that only fill the last batches cannot be "
+                "told from the next epoch's uses. Say it beside sampler.set_epoch(epoch): audit.epoch = epoch"
+            )
+        padded = find_padding(ids, used, loader, is_packed=any(packed))
+        if len(records):
+            records["flags"][np.concatenate(padded[self._ranks.rank])] |= np.uint16(Flag.PADDED_DUPLICATE)
+        everybody, fills = (np.concatenate([np.zeros(0, int), *chain(*parts)]) for parts in (ids, padded))
+        self._uses.add(self.steps, epoch, everybody, fills.astype(bool))
 
-def _norm(tensors: list[Tensor]) -> float:
-    """Return the norm of all tensors as one vector."""
-    if not tensors:
-        return 0.0
-    return float(torch.stack(torch._foreach_norm([t.detach().float() for t in tensors])).norm())
+
+def _spans(segments: Segments) -> list[list[list[int]]]:
+    """Return, per sample of a packed batch, ``[row, first token, end, position of the first token]`` of each span."""
+    return [[[s.row, s.start, s.end, s.place] for s in spans] for spans in segments.spans or ()]

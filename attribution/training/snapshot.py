@@ -19,7 +19,11 @@ TRAINABLE = "trainable.safetensors"
 
 
 def save_snapshot(
-    folder: Path, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer | None, step: int
+    folder: Path,
+    parameters: Mapping[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer | None,
+    step: int,
+    attempt: int = 1,
 ) -> dict[str, Any]:
     """Write a snapshot and return the body of its ``MODEL_CHECKPOINT`` event.
 
@@ -28,6 +32,7 @@ def save_snapshot(
         parameters: Trainable parameters by name.
         optimizer: Its per-parameter tensors are saved by parameter *name*; may be ``None``.
         step: Optimizer steps so far.
+        attempt: The attempt that took the last of them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     trainable = {name: p.detach().cpu().contiguous() for name, p in parameters.items()}
@@ -36,14 +41,15 @@ def save_snapshot(
         {**_optimizer_tensors(parameters, optimizer), "rng/torch": torch.get_rng_state()},
         folder / "optimizer.safetensors",
     )
-    (folder / "state.json").write_text(json.dumps({"step": step, "groups": _groups(optimizer)}, sort_keys=True))
+    state = {"step": step, "attempt": attempt, "groups": _groups(optimizer)}
+    (folder / "state.json").write_text(json.dumps(state, sort_keys=True))
     files = []
     for path in sorted(folder.iterdir()):
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             os.fsync(file.fileno())
         files.append({"name": path.name, "sha256": digest, "size_bytes": path.stat().st_size})
-    return {"path": f"{folder.parent.name}/{folder.name}", "step": step, "files": files}
+    return {"path": f"{folder.parent.name}/{folder.name}", "step": step, "attempt": attempt, "files": files}
 
 
 def load_trainable(folder: Path, model: nn.Module) -> None:

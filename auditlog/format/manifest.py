@@ -23,36 +23,61 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+SourceFormat = Literal[
+    "jsonl", "jsonl.gz", "csv", "csv.gz", "tsv", "tsv.gz", "text", "text.gz", "parquet", "arrow", "dataset"
+]
+
+
 class Source(Frozen):
-    """One source file. ``first_index`` is the sample index of its row 0."""
+    """One source file. ``first_index`` is the sample index of its row 0.
+
+    ``sha256`` is over the file as it lies on the disk, so a file that was packed again has another one.
+    ``content_sha256`` is over the values of its rows in order, whatever they are packed in. A ``dataset`` is a table
+    in memory and no file: there both are the same.
+    """
 
     source_id: int = Field(ge=0)
     path: str
+    format: SourceFormat
     sha256: str = Hex32
     size_bytes: int = Field(ge=0)
+    content_sha256: str = Hex32
     rows: int = Field(ge=1)
     first_index: int = Field(ge=0)
     data_version_id: int = Field(ge=0)
+    link: str | None = None  # where the path really leads, where it is or passes a symbolic link
+
+
+class VersionedFile(Frozen):
+    """A file as the version system itself names it."""
+
+    path: str
+    digest: str | None = None  # "md5:<hex>" or "sha256:<hex>"
+    size_bytes: int | None = None
 
 
 class DataVersion(Frozen):
     """Which version of the data the source files belong to.
 
     ``root`` is the SHA-256 over the source digests in order, so it names the content whatever ``revision`` says.
+    ``git`` and ``dvc`` were compared with the files. ``label``, ``lakefs`` and ``hub`` are what the operator
+    declared: nobody asked the server, and only the digests speak about the content.
     """
 
     data_version_id: int = Field(ge=0)
-    kind: Literal["files", "git", "label"]
+    kind: Literal["files", "git", "dvc", "label", "lakefs", "hub"]
     revision: str
-    dirty: bool | None = None  # git only: files differ from the commit
+    dirty: bool | None = None  # git and dvc: files differ from the revision; null if that cannot be told
     root: str = Hex32
+    files: tuple[VersionedFile, ...] = ()  # dvc: its pointers; hub: downloads that the loader recorded
 
 
 class DataBlock(Frozen):
-    """The data as the run saw it."""
+    """The data as the run saw it. Symbolic links were followed inside the folder that paths start from, never out."""
 
     description: str = ""
     text_fields: tuple[str, ...] = ()
+    links: Literal["inside"] = "inside"
     sources: tuple[Source, ...]
     versions: tuple[DataVersion, ...]
     rows: int = Field(ge=1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from auditlog.format.chain import LogState
 from auditlog.format.notes import LogCheckpoint, Note, NoteSigner, sign_note
 from auditlog.format.records import RECORD, Event, EventKind, record_leaves
 from auditlog.ledger.files import write_once
-from auditlog.ledger.heads import FOLDER, OnHead, deliver, note_name
+from auditlog.ledger.heads import FOLDER, OnHead, deliver, note_name, second_note_name
 from auditlog.ledger.store import DATABASE, Store, StoredLog
 from auditlog.ledger.view import refuse
 from auditlog.trust.logview import StoredBatch, StoredEvent
@@ -53,6 +53,8 @@ class Appender:
         state: Chain and tree over what the database holds.
         batches: How many batches it holds.
         on_head: Where heads are handed to.
+        lost_sizes: Sizes of heads that were handed over for entries which are lost. A new head of such a size is
+            handed over under a name of its own.
 
     Attributes:
         note: The latest signed checkpoint, or ``None``.
@@ -67,6 +69,7 @@ class Appender:
         *,
         batches: int = 0,
         on_head: OnHead | None = None,
+        lost_sizes: Collection[int] = (),
     ) -> None:
         self.note: Note | None = None
         self._folder = folder
@@ -75,14 +78,15 @@ class Appender:
         self._state = state
         self._batches = batches
         self._on_head = on_head
+        self._lost_sizes = lost_sizes
         self._stored = state.size  # entries that are certainly in the database
         self._signed = 0
         self._batch: _Batch | None = None  # its transaction has not succeeded yet
         self._records: list[NDArray[np.void]] = []
         self._leaves: list[bytes] = []
         self._events: list[StoredEvent] = []
-        self._unwritten: list[tuple[str, bytes]] = []
-        self._undelivered: list[tuple[str, bytes]] = []
+        self._unwritten: list[Note] = []
+        self._undelivered: list[Note] = []
         self._doubtful = False  # the last transaction failed in a way that may have landed all the same
 
     @classmethod
@@ -91,18 +95,27 @@ class Appender:
         return cls(folder, origin, Store.create(folder / DATABASE), LogState(genesis_document), on_head=on_head)
 
     @classmethod
-    def resume(cls, folder: Path, origin: str, genesis_document: bytes, *, on_head: OnHead | None = None) -> Appender:
+    def resume(
+        cls,
+        folder: Path,
+        origin: str,
+        genesis_document: bytes,
+        *,
+        on_head: OnHead | None = None,
+        lost_sizes: Collection[int] = (),
+    ) -> Appender:
         """Go on with an existing log, after recomputing its chain and tree from the stored entries.
 
         Raises:
             StoreError: If an entry is missing, or the entries do not give the root that was signed over them.
         """
         state, batches = _recompute(folder, genesis_document)
-        appender = cls(folder, origin, Store(folder / DATABASE), state, batches=batches, on_head=on_head)
+        store = Store(folder / DATABASE)
+        appender = cls(folder, origin, store, state, batches=batches, on_head=on_head, lost_sizes=lost_sizes)
         notes = appender._store.notes()
         appender._signed = max((size for size, _ in notes), default=0)
         # A crash between the database and heads/ leaves the last note without its file.
-        appender._unwritten = [(note_name(size), note) for size, note in notes]
+        appender._unwritten = [Note.parse(note) for _, note in notes]
         return appender
 
     @property
@@ -154,12 +167,12 @@ class Appender:
         if self._state.size > self._signed:
             self._sign(*signers)
         while self._unwritten:
-            name, note = self._unwritten[0]
-            write_once(self._folder / FOLDER / name, note)
+            note = self._unwritten[0]
+            write_once(self._folder / FOLDER / note_name(note.checkpoint().size), note.to_bytes())
             self._undelivered.append(self._unwritten.pop(0))
         while self._undelivered:
-            name, note = self._undelivered[0]
-            deliver(self._on_head, self._folder, name, note)
+            note = self._undelivered[0]
+            deliver(self._on_head, self._folder, self._name_elsewhere(note), note.to_bytes())
             self._undelivered.pop(0)
 
     def close(self) -> None:
@@ -195,7 +208,11 @@ class Appender:
 
     def _noted(self, size: int, note: Note) -> None:
         self._signed, self.note = size, note
-        self._unwritten.append((note_name(size), note.to_bytes()))
+        self._unwritten.append(note)
+
+    def _name_elsewhere(self, note: Note) -> str:
+        statement = note.checkpoint()
+        return second_note_name(statement) if statement.size in self._lost_sizes else note_name(statement.size)
 
     def _settle(self) -> None:
         """After a failed transaction, find out from the database whether it landed."""
@@ -240,13 +257,19 @@ def _recompute(folder: Path, genesis_document: bytes) -> tuple[LogState, int]:
             state.append(leaf)
             if signed.pop(state.size, None) not in (None, state.root()):
                 raise StoreError(f"{path}: the first {state.size} entries do not give the root that was signed")
-        batches = len(log.batches(refuse))
+        batches = log.batches(refuse)
     if signed:
         raise StoreError(
             f"{path} holds {state.size} entries, but a checkpoint was signed over {max(signed)}",
             "Entries are missing. If the process was killed, look for ledger.duckdb.wal beside the database.",
         )
-    return state, batches
+    covered = batches[-1].first_seq + batches[-1].entries if batches else 0
+    if covered != state.size:
+        raise StoreError(
+            f"{path} holds {state.size} entries, its batches {covered}: no accident leaves this",
+            "Keep all files as they are and look at: gradtrail verify RUN",
+        )
+    return state, len(batches)
 
 
 def _leaves(log: StoredLog) -> Iterator[tuple[int, bytes]]:

@@ -8,7 +8,7 @@ wrong accumulation and scale errors between samples. It cannot find a factor com
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ class StepCheck:
     """One step's sum, recomputed.
 
     Attributes:
+        attempt: The attempt in which the step was taken.
         step: Optimizer step.
         f: ``<a, b> / <a, a>``: 1, or the clip factor.
         residual: ``|b - f a| / |b|``.
@@ -34,6 +35,7 @@ class StepCheck:
         ok: Whether the residual is within the tolerance.
     """
 
+    attempt: int
     step: int
     f: float
     residual: float
@@ -42,10 +44,10 @@ class StepCheck:
 
 
 def recompute(reader: RunReader) -> list[StepCheck]:
-    """Return the check of every step whose consumed gradient is stored.
+    """Return the check of every step whose consumed gradient is stored, over the samples of all ranks.
 
-    Steps with a record that is not finite are left out: their samples cannot add up to a finite gradient. Compare
-    the length with the number of step events.
+    Steps of attempts that no longer count are checked too. Steps with a record that is not finite are left out: their
+    samples cannot add up to a finite gradient. Compare the length with the number of step events.
 
     Raises:
         StoreError: If a sketch row is missing.
@@ -54,22 +56,38 @@ def recompute(reader: RunReader) -> list[StepCheck]:
 
 
 def _steps(reader: RunReader) -> Iterator[StepCheck]:
-    records = reader.records()
     dim = reader.manifest.sketch.dim
+    ranks = [(rank, _records_by_step(rank)) for rank in reader.ranks]
     for event in reader.events(EventKind.STEP):
         body = event.json()
-        first = int(np.searchsorted(records["seq"], body["first_seq"]))
-        rows = records[first : first + body["records"]]
-        if body["gradient"] is not None and not np.any(rows["flags"] & Flag.NOT_FINITE):
-            yield _check(reader, body, rows, dim)
+        own = [(rank, records(body["attempt"], body["step"])) for rank, records in ranks]
+        is_finite = not any(np.any(rows["flags"] & Flag.NOT_FINITE) for _, rows in own)
+        if body["gradient"] is not None and is_finite:
+            yield _check(body, own, dim)
 
 
-def _check(reader: RunReader, body: dict[str, Any], rows: NDArray[np.void], dim: int) -> StepCheck:
+def _records_by_step(reader: RunReader) -> Callable[[int, int], NDArray[np.void]]:
+    """Return a function from attempt and step to the records ``(n,)`` that one rank's step event counts."""
+    records = reader.records()
+    bodies = [event.json() for event in reader.events(EventKind.STEP)]
+    places = {(body["attempt"], body["step"]): (body["first_seq"], body["records"]) for body in bodies}
+
+    def of_step(attempt: int, step: int) -> NDArray[np.void]:
+        first_seq, count = places.get((attempt, step), (0, 0))
+        first = int(np.searchsorted(records["seq"], first_seq))
+        return records[first : first + count]
+
+    return of_step
+
+
+def _check(body: dict[str, Any], own: list[tuple[RunReader, NDArray[np.void]]], dim: int) -> StepCheck:
+    """Compare the consumed gradient with the sum over ``own``, the records of each rank; rank 0 stores the gradient."""
     gradient = body["gradient"]
     place = np.array([gradient["shard"]], np.uint32), np.array([gradient["row"]], np.uint32)
-    consumed = float(gradient["scale_raw"]) * reader.sketch_rows(*place)[0, :dim].astype(np.float64)  # (dim,)
+    consumed = float(gradient["scale_raw"]) * own[0][0].sketch_rows(*place)[0, :dim].astype(np.float64)  # (dim,)
+    rows = np.concatenate([rows for _, rows in own])
     factors = rows["weight"].astype(np.float64) * rows["scale_raw"].astype(np.float64)  # (n,)
-    stored = reader.sketch_rows(rows["shard"], rows["shard_row"])[:, :dim]  # (n, dim)
+    stored = np.concatenate([rank.sketch_rows(r["shard"], r["shard_row"])[:, :dim] for rank, r in own])  # (n, dim)
     summed = factors @ stored.astype(np.float64)  # (dim,)
 
     energy = float(summed @ summed)
@@ -79,4 +97,4 @@ def _check(reader: RunReader, body: dict[str, Any], rows: NDArray[np.void], dim:
     # An entry rounded to a multiple of s is off by a uniform error of variance s^2 / 12.
     variance = dim / 12 * (f**2 * float(factors @ factors) + float(gradient["scale_raw"]) ** 2)
     tolerance = SIGMAS * variance**0.5 / size
-    return StepCheck(int(body["step"]), f, residual, tolerance, residual <= tolerance)
+    return StepCheck(int(body["attempt"]), int(body["step"]), f, residual, tolerance, residual <= tolerance)

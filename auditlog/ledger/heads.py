@@ -1,20 +1,24 @@
 """Heads: signed log checkpoints as files, and the way they leave this machine.
 
 ``heads/00001024.note`` is written after the batch it covers is in the database, by temporary file, fsync and
-rename. ``on_head`` then hands the same bytes to somebody else; only that binds the operator.
+rename. ``on_head`` then hands the same bytes to somebody else; only that binds the operator. Heads over entries
+whose loss was accepted stand aside in ``heads/lost/``, so that the log may reach their size again.
 """
 
 from __future__ import annotations
 
 import shlex
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from auditlog.errors import StoreError, UsageError
-from auditlog.ledger.files import write_once
+from auditlog.errors import FormatError, StoreError, UsageError
+from auditlog.format.notes import LogCheckpoint, Note
+from auditlog.ledger.files import disk_error, sync_folder, write_once
+from auditlog.trust.checkpoints import LOST
 
 FOLDER = "heads"
+RANKS = "ranks"  # below a run's folder: the logs of its other ranks
 COMMAND = "command:"
 COMMAND_TIMEOUT_S = 60
 
@@ -27,12 +31,51 @@ def note_name(size: int) -> str:
     return f"{size:08d}.note"
 
 
+def second_note_name(statement: LogCheckpoint) -> str:
+    """Return the file name of a head where another head of the same size has, or may take, the plain name."""
+    return f"{statement.size:08d}.{statement.root.hex()[:8]}.note"
+
+
+def read_heads(run: Path) -> dict[str, bytes]:
+    """Return the notes in a log's ``heads/``, those in ``lost/`` by names that begin with it."""
+    folder = run / FOLDER
+    lost = read_notes(folder / LOST)
+    return read_notes(folder) | {f"{LOST}{name}": note for name, note in lost.items()}
+
+
 def read_notes(folder: Path) -> dict[str, bytes]:
     """Return every note of a folder by file name, in order of size; empty where there is no folder."""
     try:
         return {path.name: path.read_bytes() for path in sorted(folder.glob("*.note"))}
     except OSError as error:
         raise StoreError(f"cannot read {folder}: {error.strerror or error}") from error
+
+
+def parse_note(where: str, data: bytes) -> tuple[Note, LogCheckpoint]:
+    """Parse a note file; raises ``FormatError`` that names it."""
+    try:
+        note = Note.parse(data)
+        return note, note.checkpoint()
+    except FormatError as error:
+        raise FormatError(f"{where}: {error}", "Look at where the file comes from; heads are written by us.") from error
+
+
+def set_aside(run: Path, notes: Iterable[Note]) -> None:
+    """Move heads over lost entries to ``heads/lost/``; those that were kept only elsewhere are copied there.
+
+    Raises:
+        StoreError: If the disk refuses; nothing is lost then, and it can be done again.
+    """
+    for note in notes:
+        statement, data = note.checkpoint(), note.to_bytes()
+        write_once(run / FOLDER / LOST / second_note_name(statement), data)
+        plain = run / FOLDER / note_name(statement.size)
+        try:
+            if plain.exists() and plain.read_bytes() == data:
+                plain.unlink()
+                sync_folder(plain.parent)
+        except OSError as error:
+            raise disk_error(plain, error) from error
 
 
 def check_on_head(on_head: OnHead | None, run: Path) -> None:
@@ -58,7 +101,7 @@ def check_on_head(on_head: OnHead | None, run: Path) -> None:
 def deliver(on_head: OnHead | None, run: Path, name: str, note: bytes) -> None:
     """Hand one head over.
 
-    A folder receives ``<folder>/<name of the run folder>/<size>.note``.
+    A folder receives ``<folder>/<name of the run folder>/<size>.note``, for another rank's log below ``ranks/<rank>/``.
 
     Raises:
         StoreError: If it was not accepted. The head is in ``heads/`` all the same.
@@ -68,12 +111,24 @@ def deliver(on_head: OnHead | None, run: Path, name: str, note: bytes) -> None:
     if isinstance(on_head, str) and on_head.startswith(COMMAND):
         _pipe(on_head.removeprefix(COMMAND), note)
     elif isinstance(on_head, str | Path):
-        write_once(Path(on_head) / run.resolve().name / name, note)
+        write_once(_place(Path(on_head), run) / name, note)
     else:
         try:
             on_head(name, note)
         except Exception as error:
             raise StoreError(f"on_head did not accept {name}: {error}") from error
+
+
+def handed_over(on_head: OnHead | None, run: Path) -> dict[str, bytes]:
+    """Return the heads that a folder has received from this run by file name; nobody else can be asked."""
+    is_folder = isinstance(on_head, Path) or (isinstance(on_head, str) and not on_head.startswith(COMMAND))
+    return read_notes(_place(Path(str(on_head)), run)) if is_folder else {}
+
+
+def _place(folder: Path, run: Path) -> Path:
+    """Return where in a folder the heads of a run, or of one of its ranks, are kept."""
+    run = run.resolve()
+    return folder.joinpath(*run.parts[-3:]) if run.parent.name == RANKS else folder / run.name
 
 
 def _pipe(command: str, note: bytes) -> None:

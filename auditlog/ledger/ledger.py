@@ -9,83 +9,56 @@ from __future__ import annotations
 
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from auditlog.datamanifest import DataManifest
 from auditlog.errors import StoreError, UsageError
-from auditlog.format.canonical import finite
-from auditlog.format.commitments import gradient_commitment, sample_commitment, sketch_commitment
 from auditlog.format.digests import sha256
 from auditlog.format.manifest import RunManifest
-from auditlog.format.merkle import EMPTY_ROOT
 from auditlog.format.notes import Note
-from auditlog.format.records import FORMAT_VERSION, RECORD, EventKind, canonical_floats
-from auditlog.ledger.appender import Appender, now_us
+from auditlog.format.records import EventKind
+from auditlog.ledger.appender import Appender
 from auditlog.ledger.files import write_once
-from auditlog.ledger.heads import OnHead, check_on_head
-from auditlog.ledger.salts import Salts, create_salts
-from auditlog.ledger.shards import ShardWriter
+from auditlog.ledger.heads import RANKS, OnHead, check_on_head, set_aside
+from auditlog.ledger.ranks import insist_ranks
+from auditlog.ledger.resume import Standing, insist_resumable, new_standing, read_standing
+from auditlog.ledger.salts import create_salts
+from auditlog.ledger.steps import StepEntry, StepWriter
 from auditlog.ledger.store import MANIFEST
-from auditlog.trust.certificates import FIRST_ATTEMPT, make_certificate, session_name
+from auditlog.trust.attempts import FIRST, Attempt
+from auditlog.trust.certificates import make_certificate, session_name
 from auditlog.trust.keys import Signer
+
+__all__ = ["BATCH_ENTRIES", "BATCH_SECONDS", "RunLedger", "StepEntry"]
 
 BATCH_ENTRIES = 4_096
 BATCH_SECONDS = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class StepEntry:
-    """One optimizer step as the recorder hands it over: ``n`` sample uses and the gradient they add up to.
-
-    Attributes:
-        records: ``(n,)`` of dtype ``RECORD`` with everything filled in that the recorder knows. The ledger
-            fills ``fmt``, ``seq``, ``attempt``, ``ts_us``, ``shard``, ``shard_row`` and both commitments.
-        index: ``(n,)`` int64, the sample index behind each record.
-        sketches: ``(n, width)`` int8, raw and whitened form side by side.
-        gradient: ``(width,)`` int8, sketch of the gradient that the optimizer consumed; ``None`` if skipped.
-        gradient_scales: Its two scales; a form that is not stored has scale 0.
-        body: The step event's body, without what the ledger adds: ``first_seq``, ``records``, ``attempt``,
-            ``gradient``.
-    """
-
-    records: NDArray[np.void]
-    index: NDArray[np.int64]
-    sketches: NDArray[np.int8]
-    gradient: NDArray[np.int8] | None
-    gradient_scales: tuple[float, float]
-    body: dict[str, Any]
-
-
 class RunLedger:
-    """Writes one run folder from the session certificate to the seal. Make it with ``create``.
+    """Writes one run folder from the session certificate to the seal. Make it with ``create`` or ``resume``.
 
     Attributes:
         path: The run folder.
         manifest: What the run declared before step 1.
-        steps: Step events appended so far.
-        records: Records appended so far.
     """
 
     def __init__(
-        self, path: Path, manifest: RunManifest, data: DataManifest, signer: Signer, *, on_head: OnHead | None
+        self, standing: Standing, data: DataManifest, signer: Signer, log: Appender, *, accept_loss: bool = False
     ) -> None:
-        self.path = path
-        self.manifest = manifest
-        self.steps = 0
-        self.records = 0
-        self._data = data
+        self.path = standing.run
+        self.manifest = standing.manifest
+        self._standing = standing
+        self._accept_loss = accept_loss
+        self._account = standing.account
         self._signer = signer
-        self._session = Signer.ephemeral(session_name(manifest.origin, FIRST_ATTEMPT))
-        self._dim = manifest.sketch.dim
-        self._width = manifest.sketch.dim * len(manifest.sketch.forms)
-        self._log = Appender.create(path, manifest.origin, manifest.to_bytes(), on_head=on_head)
-        self._shards = ShardWriter(path, self._width)
-        self._salts = Salts(path)
+        self._session: Signer | None = None  # none until an attempt is opened
+        self._log = log
+        self._sketches = StepWriter(self.path, self.manifest.sketch, data, written=standing.rows)
         self._flushed_at = time.monotonic()
         self._sealing = False
 
@@ -100,6 +73,8 @@ class RunLedger:
         on_head: OnHead | None = None,
     ) -> RunLedger:
         """Start a run folder: manifest, salts, database, session certificate and the first head.
+
+        In a run of several processes rank 0 creates the run first, then each other rank its ``rank_folder``.
 
         Args:
             run: A folder that does not exist yet, or is empty.
@@ -117,10 +92,12 @@ class RunLedger:
         check_on_head(on_head, run)
         existed = run.exists()
         try:
-            write_once(run / MANIFEST, manifest.to_bytes())
+            standing = new_standing(run, manifest)
+            write_once(run / MANIFEST, standing.manifest_bytes)
             create_salts(run, data.rows)
-            ledger = cls(run, manifest, data, signer, on_head=on_head)
-            ledger.append_event(EventKind.SESSION, ledger._certificate())
+            log = Appender.create(run, manifest.origin, standing.manifest_bytes, on_head=on_head)
+            ledger = cls(standing, data, signer, log)
+            ledger._open_session(FIRST)
             ledger.flush()
         except BaseException:
             # The folder was empty, so all of it is ours; a half-started run would only be in the way.
@@ -129,6 +106,106 @@ class RunLedger:
                 run.mkdir()
             raise
         return ledger
+
+    @classmethod
+    def resume(
+        cls,
+        run: Path,
+        data: DataManifest,
+        signer: Signer,
+        *,
+        on_head: OnHead | None = None,
+        accept_loss: bool = False,
+    ) -> RunLedger:
+        """Open an unsealed run again. Nothing is written before ``begin_attempt``.
+
+        Args:
+            run: The run folder.
+            data: The data manifest, built again from the same files.
+            signer: The long-lived key that started the run.
+            on_head: Where heads are handed to from now on.
+            accept_loss: Go on although entries were lost, or steps were never logged, and have the log say so.
+
+        Raises:
+            UsageError: If the run is sealed or another key's.
+            DataError: If the data is not what the run recorded.
+            StoreError: If the database cannot be read, its entries do not give the roots that were signed, or it is
+                shorter than a head and ``accept_loss`` is not given. Nothing is deleted.
+        """
+        run = Path(run)
+        check_on_head(on_head, run)
+        standing = read_standing(run, on_head)
+        insist_resumable(standing, data.block, str(signer.vkey))
+        if not accept_loss:
+            standing.insist_complete()
+        log = Appender.resume(
+            run, standing.manifest.origin, standing.manifest_bytes, on_head=on_head, lost_sizes=standing.lost_sizes
+        )
+        return cls(standing, data, signer, log, accept_loss=accept_loss)
+
+    def begin_attempt(
+        self, from_step: int, body: dict[str, Any] | None = None, *, from_attempt: int | None = None
+    ) -> int:
+        """Open the next attempt: training goes on from an earlier step, in this process or a new one.
+
+        A new session key is certified; later steps of earlier attempts no longer count. Everything is durable, signed
+        and handed over when this returns.
+
+        Args:
+            from_step: The optimizer step whose weights training goes on from; 0 for a start from scratch.
+            body: What the RESUME event says beside its own members.
+            from_attempt: The attempt in which those weights came about; the present one unless given.
+
+        Returns:
+            The new attempt's number.
+
+        Raises:
+            UsageError: If there is no such attempt, or the run is sealed.
+            StoreError: If the weights went through steps that are not in the log and no loss was accepted, or the
+                disk or ``on_head`` refuses.
+        """
+        attempt = self._next_attempt(from_step, from_attempt)
+        reached = self._account.reached(attempt.from_attempt)
+        missing = (reached + 1, from_step) if from_step > reached else None
+        if missing and not self._accept_loss:
+            raise StoreError(
+                f"{self.path}: attempt {attempt.from_attempt} is logged up to step {reached}, training would go on "
+                f"from step {from_step}: the steps between were trained and not logged",
+                f"Go on from a snapshot of step {reached} or earlier, or say that they are lost: accept_loss=True.",
+            )
+        self.flush()
+        set_aside(self.path, self._standing.orphans)
+        loss = self._standing.loss(self._log.size, missing)
+        last_step = self._account.highest_step
+        self._open_session(attempt)
+        if loss is not None:
+            self._log.add_event(EventKind.LOSS_ACCEPTED, loss)
+        says = {"attempt": attempt.number, "from_attempt": attempt.from_attempt, "from_step": from_step}
+        says |= {"last_step": last_step} | self._account.superseded()
+        self._log.add_event(EventKind.RESUME, (body or {}) | says)
+        self._standing = replace(self._standing, orphans=())
+        self.flush()
+        return attempt.number
+
+    @property
+    def steps(self) -> int:
+        """Step events logged so far, over all attempts."""
+        return self._account.steps
+
+    @property
+    def records(self) -> int:
+        """Records logged so far, over all attempts."""
+        return self._account.records
+
+    @property
+    def attempt(self) -> int:
+        """Number of the latest attempt."""
+        return self._account.attempt
+
+    @property
+    def last_step(self) -> int:
+        """The last step that the latest attempt's weights went through: its own, or the one it goes on from."""
+        return self._account.reached(self.attempt)
 
     @property
     def origin(self) -> str:
@@ -149,30 +226,38 @@ class RunLedger:
         """Append the step's records, then its event; stores what waits when a batch is full or ten seconds old.
 
         Raises:
-            UsageError: If the arrays do not fit together or a sample index is not in the manifest.
+            UsageError: If the arrays do not fit together, a sample index is not in the manifest, or the step does
+                not come after those of this attempt: a loop that starts again is a new attempt.
             StoreError: If the disk refuses. If the sketches could not be written the step is *not* recorded;
                 otherwise it waits for the next flush.
         """
-        self._check_step(entry)
-        n = len(entry.records)
-        rows, gradient = self._commit_to(entry)
+        self._insist_open()
+        n, step = len(entry.records), int(entry.body["step"])
+        if step <= self.last_step:
+            raise UsageError(
+                f"step {step} comes after step {self.last_step} of attempt {self.attempt}",
+                "A loop that starts again, or goes on from an older snapshot, first calls begin_attempt(from_step).",
+            )
+        self._sketches.check(entry)
+        rows, gradient = self._sketches.write(entry, self.attempt)
         first_seq = self._log.size
         rows["seq"] = first_seq + np.arange(n, dtype=np.uint64)
         if n:
             self._log.add_records(rows)
-        body = {"first_seq": first_seq, "records": n, "attempt": FIRST_ATTEMPT, "gradient": gradient}
+        body = {"first_seq": first_seq, "records": n, "attempt": self.attempt, "gradient": gradient}
         self._log.add_event(EventKind.STEP, entry.body | body)
-        self.steps += 1
-        self.records += n
+        self._account.add(step, n)
         self._flush_if_due(room_for=n + 1)  # the next step is probably as large
 
     def append_event(self, kind: EventKind, body: dict[str, Any]) -> int:
         """Append an event other than a step; returns its ``seq``.
 
         Raises:
+            UsageError: If the run was resumed and no attempt is open yet.
             FormatError: If the body has no canonical JSON form.
             StoreError: If a flush that was due fails; the event waits for the next one.
         """
+        self._insist_open()
         seq = self._log.add_event(kind, body).seq
         self._flush_if_due()
         return seq
@@ -183,29 +268,32 @@ class RunLedger:
         Raises:
             StoreError: If something refuses; what is not yet done is tried again at the next flush.
         """
-        if self._sealing:  # only the seal's own checkpoint may follow a seal
+        if self._sealing or self._session is None:  # only the seal's own checkpoint may follow a seal
             return
         self._flushed_at = time.monotonic()
-        self._shards.sync()
+        self._sketches.sync()
         self._log.flush(self._session)
 
     def seal(self, body: dict[str, Any]) -> Note:
         """Close the run: the seal is its last entry, and both keys sign the last checkpoint.
 
         Args:
-            body: What the seal says beside ``records`` and ``steps``; ``reason`` is ``"finished"`` unless given.
+            body: What the seal says beside its totals; ``reason`` is ``"finished"`` unless given. Rank 0 of several
+                gives ``ranks``, the ``rank_head`` of each other rank.
 
         Raises:
+            UsageError: If no attempt is open, or ranks are missing.
             Error: If the key, the disk or ``on_head`` refuses. The run then stays unsealed and can be closed
                 by ``gradtrail seal RUN --abandon``.
         """
+        session = self._insist_open()
+        insist_ranks(self.manifest, body)
         self.flush()
-        self._shards.close(cut=True)
+        self._sketches.close(cut=True)
         self._sealing = True
-        totals = {"records": self.records, "steps": self.steps}
-        self._log.add_event(EventKind.SEAL, {"reason": "finished"} | body | totals)
+        self._log.add_event(EventKind.SEAL, {"reason": "finished"} | body | self._account.totals())
         try:
-            self._log.flush(self._session, self._signer)
+            self._log.flush(session, self._signer)
         finally:
             self._log.close()
         assert self._log.note is not None  # flush has just signed one
@@ -214,78 +302,47 @@ class RunLedger:
     def close_unsealed(self) -> None:
         """Leave the run as it is, after a failure: what was stored stays, the run verifies as incomplete."""
         try:
-            self._shards.close(cut=False)
+            self._sketches.close(cut=False)
         finally:
             self._log.close()
 
-    def _certificate(self) -> dict[str, Any]:
-        return make_certificate(
+    def _next_attempt(self, from_step: int, from_attempt: int | None) -> Attempt:
+        if self._sealing:
+            raise UsageError(f"{self.path} is sealed", "Start a new run in a folder of its own.")
+        parent = self.attempt if from_attempt is None else from_attempt
+        if from_step < 0 or not min(1, self.attempt) <= parent <= self.attempt:
+            raise UsageError(f"{self.path}: there is no step {from_step} of attempt {parent} to go on from")
+        return Attempt(self.attempt + 1, parent, from_step)
+
+    def _open_session(self, attempt: Attempt) -> None:
+        """Make a session key for an attempt and append its certificate."""
+        self._session = Signer.ephemeral(session_name(self.origin, attempt.number))
+        certificate = make_certificate(
             self._signer,
-            origin=self.manifest.origin,
+            origin=self.origin,
             run_id=self.manifest.run_id,
-            attempt=FIRST_ATTEMPT,
-            manifest_sha256=sha256(self.manifest.to_bytes()).hex(),
-            first_size=0,
-            first_root=EMPTY_ROOT,
+            attempt=attempt.number,
+            manifest_sha256=sha256(self._standing.manifest_bytes).hex(),
+            first_size=self._log.size,
+            first_root=self._log.root,
             session_vkey=self._session.vkey,
         )
+        self._log.add_event(EventKind.SESSION, certificate)
+        self._account.begin(attempt)
+
+    def _insist_open(self) -> Signer:
+        """Return the session key; there is none before a resumed run has said from where it goes on."""
+        if self._session is None:
+            raise UsageError(
+                f"{self.path} was resumed, and no attempt is open",
+                "Call begin_attempt(from_step) before anything else.",
+            )
+        return self._session
 
     def _flush_if_due(self, *, room_for: int = 1) -> None:
         is_full = self._log.waiting + room_for > BATCH_ENTRIES
         if is_full or time.monotonic() - self._flushed_at >= BATCH_SECONDS:
             self.flush()
-
-    def _check_step(self, entry: StepEntry) -> None:
-        n = len(entry.records)
-        expected = {"index": (n,), "sketches": (n, self._width), "gradient": (self._width,)}
-        for name, shape in expected.items():
-            array = getattr(entry, name)
-            if array is not None and array.shape != shape:
-                raise UsageError(f"step {entry.body.get('step')}: {name} has shape {array.shape}, expected {shape}")
-        if entry.records.dtype != RECORD:
-            raise UsageError(f"step {entry.body.get('step')}: records must have the dtype RECORD")
-        outside = (entry.index < 0) | (entry.index >= self._data.rows)
-        if outside.any():
-            raise UsageError(
-                f"step {entry.body.get('step')}: sample_index {int(entry.index[outside][0])} is outside the data "
-                f"manifest, which has {self._data.rows} rows"
-            )
-
-    def _commit_to(self, entry: StepEntry) -> tuple[NDArray[np.void], dict[str, Any] | None]:
-        """Write the step's sketches and return its records and its gradient block, complete but for ``seq``."""
-        sketches = entry.sketches if entry.gradient is None else np.vstack([entry.sketches, entry.gradient[None]])
-        places = self._shards.append(np.ascontiguousarray(sketches, np.int8))
-        n = len(entry.records)
-        rows = canonical_floats(entry.records.copy())
-        rows["fmt"], rows["attempt"], rows["ts_us"] = FORMAT_VERSION, FIRST_ATTEMPT, now_us()
-        rows["shard"], rows["shard_row"] = places.shard[:n], places.row[:n]
-        for i, index in enumerate(entry.index.tolist()):
-            salt = self._salt(index)
-            raw, whitened = self._forms(entry.sketches[i])
-            scales = float(rows["scale_raw"][i]), float(rows["scale_whitened"][i])
-            rows["sample_commit"][i] = np.void(sample_commitment(salt, self._data.identity(index)))
-            rows["sketch_commit"][i] = np.void(sketch_commitment(salt, *scales, raw, whitened))
-        if entry.gradient is None:
-            return rows, None
-        scales = float(np.float32(entry.gradient_scales[0])), float(np.float32(entry.gradient_scales[1]))
-        commitment = gradient_commitment(*scales, *self._forms(entry.gradient))
-        return rows, {
-            "shard": int(places.shard[n]),
-            "row": int(places.row[n]),
-            "scale_raw": finite(scales[0]),
-            "scale_whitened": finite(scales[1]),
-            "commitment": commitment.hex(),
-        }
-
-    def _forms(self, sketch: NDArray[np.int8]) -> tuple[bytes, bytes]:
-        """Return a row's raw and whitened bytes; the whitened half has no length in a raw-only run."""
-        return sketch[: self._dim].tobytes(), sketch[self._dim :].tobytes()
-
-    def _salt(self, index: int) -> bytes:
-        salt = self._salts.salt(index)
-        if salt is None:
-            raise StoreError(f"{self.path / 'salts.bin'}: no salt for sample {index}")
-        return salt
 
 
 def _check_call(run: Path, manifest: RunManifest, data: DataManifest, signer: Signer) -> None:
@@ -293,5 +350,11 @@ def _check_call(run: Path, manifest: RunManifest, data: DataManifest, signer: Si
         raise UsageError(f"{run} exists and is not empty", "Name a new folder: a run is never written over.")
     if manifest.data != data.block:
         raise UsageError("the run manifest's data block is not the data manifest's")
+    is_rank = run.parent.name == RANKS and run.name == str(manifest.rank)
+    if not 0 <= manifest.rank < manifest.world_size or is_rank != (manifest.rank > 0):
+        raise UsageError(
+            f"{run} is not the folder of rank {manifest.rank} of {manifest.world_size}",
+            "Rank 0 writes the run folder, each other rank rank_folder(run, rank).",
+        )
     if manifest.vkey != str(signer.vkey):
         raise UsageError(f"the run manifest names the key {manifest.vkey}, the signer is {signer.vkey}")

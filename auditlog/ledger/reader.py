@@ -7,27 +7,32 @@ not verified: ``verify_run`` says what it is worth.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from auditlog.errors import DataError, FormatError, ReadError
-from auditlog.format.commitments import sample_identity
-from auditlog.format.digests import sha256
+from auditlog.datamanifest.identities import data_identities
+from auditlog.errors import FormatError, ReadError
 from auditlog.format.manifest import RunManifest
 from auditlog.format.notes import Note
 from auditlog.format.records import RECORD, Event, EventKind
 from auditlog.ledger.custody import FOLDER as CUSTODY
 from auditlog.ledger.custody import verify_custody_folder
+from auditlog.ledger.ranks import rank_folder
 from auditlog.ledger.shards import ShardReader
 from auditlog.ledger.store import DATABASE, MANIFEST, StoredLog
 from auditlog.ledger.view import FolderView, final_note, refuse
 from auditlog.trust.anchors import Trust
-from auditlog.trust.verdict import Check, Verdict
-from auditlog.trust.verify import verify_log
+from auditlog.trust.attempts import Attempt, is_live, read_attempts
+from auditlog.trust.ranks import check_final, check_rank, named_ranks, rank_origin
+from auditlog.trust.verdict import Check, Finding, Verdict
+from auditlog.trust.verify import missing_log, verify_log
 
 _ADVICE = "Name the folder that holds manifest.json and ledger.duckdb; a run folder is what audit mode wrote."
 
@@ -48,6 +53,7 @@ class RunReader:
         self._log = log
         width = self.manifest.sketch.dim * len(self.manifest.sketch.forms)
         self._shards = ShardReader(path, width)
+        self._others = ExitStack()
 
     @classmethod
     def open(cls, run: Path) -> RunReader:
@@ -78,11 +84,51 @@ class RunReader:
         self.close()
 
     def close(self) -> None:
-        """Close the database."""
+        """Close the database, and those of the other ranks if they were opened."""
+        self._others.close()
         self._log.close()
 
+    @cached_property
+    def ranks(self) -> list[RunReader]:
+        """The logs of all ranks, this one first, opened when first asked for; just this one in an ordinary run.
+
+        Raises:
+            ReadError: If the log of a rank cannot be read.
+        """
+        others = range(1, self.manifest.world_size) if self.manifest.rank == 0 else ()
+        opened = (self._others.enter_context(RunReader.open(rank_folder(self.path, rank))) for rank in others)
+        return [self, *opened]
+
+    @cached_property
+    def attempts(self) -> list[Attempt]:
+        """The run's attempts, and the step that each goes on from."""
+        return read_attempts(self.events())
+
+    def live(self, records: NDArray[np.void]) -> NDArray[np.bool_]:
+        """Return which records ``(n,)`` led to the weights as they are now: no later attempt went back behind them."""
+        return is_live(self.attempts, records["attempt"], records["step"])
+
+    def live_records(self) -> NDArray[np.void]:
+        """Return the live records of all ranks ``(n,)``, rank by rank in ``seq`` order."""
+        return np.concatenate([own[reader.live(own)] for reader in self.ranks for own in [reader.records()]])
+
+    def live_sketches(self, block: int = 8_192) -> Iterator[tuple[NDArray[np.void], NDArray[np.int8]]]:
+        """Yield the live ``(records, sketches)`` of all ranks, block by block; see ``sketches``."""
+        for reader in self.ranks:
+            for records, sketches in reader.sketches(block):
+                live = reader.live(records)
+                if live.any():
+                    yield records[live], sketches[live]
+
+    def live_steps(self) -> list[Event]:
+        """Return the STEP events that led to the weights as they are now, in order: one for each optimizer step."""
+        steps = self.events(EventKind.STEP)
+        bodies = [event.json() for event in steps]
+        live = is_live(self.attempts, [body["attempt"] for body in bodies], [body["step"] for body in bodies])
+        return [event for event, counts in zip(steps, live, strict=True) if counts]
+
     def records(self) -> NDArray[np.void]:
-        """Return all records ``(n,)`` of dtype ``RECORD`` in ``seq`` order."""
+        """Return all records ``(n,)`` of dtype ``RECORD`` in ``seq`` order, those of superseded steps included."""
         chunks = [chunk.rows for chunk in self._log.records(refuse)]
         return np.concatenate(chunks) if chunks else np.empty(0, RECORD)
 
@@ -137,10 +183,10 @@ class RunReader:
 def verify_run(
     run: Path, trust: Trust, *, data: Path | None = None, progress: Callable[[int], None] | None = None
 ) -> Verdict:
-    """Verify a run folder, and its custody log if it has one, against knowledge from outside.
+    """Verify a run folder, the logs of its other ranks and its custody log, against knowledge from outside.
 
     Args:
-        run: The run folder.
+        run: The run folder; or that of one rank, which is then verified alone.
         trust: Pinned keys and kept heads.
         data: Folder with the source files; with it, each record's commitment to its sample is opened too.
         progress: Called with the number of entries read so far.
@@ -149,17 +195,63 @@ def verify_run(
         ReadError: If something cannot be read at all. That is no verdict about the content.
         DataError: If ``data`` lacks a source file.
     """
-    with RunReader.open(run) as reader:
-        identities = None if data is None else data_identities(reader.manifest, data)
-        verdict = verify_log(reader.view(), trust, identities=identities, progress=progress)
-        note = _readable_note(reader) if verdict.sealed else None
-    has_custody = (Path(run) / CUSTODY).exists()
-    if has_custody and note is not None:
-        return _joined(verdict, verify_custody_folder(Path(run), trust, note), trust)
+    run = Path(run)
+    own = verify_log_folder(run, trust, data=data, progress=progress)
+    if own.manifest.rank:
+        alone = f"the other ranks of this run: this is the log of rank {own.manifest.rank} of {own.manifest.world_size}"
+        return replace(own.verdict, not_checked=(*own.verdict.not_checked, alone))
+    verdict = own.verdict
+    for rank in range(1, own.manifest.world_size):
+        verdict = _joined(verdict, _verify_rank(own, rank, trust, data, progress), trust, f"rank {rank}")
+    has_custody = (run / CUSTODY).exists()
+    if has_custody and own.note is not None:
+        return _joined(verdict, verify_custody_folder(run, trust, own.note), trust, "custody")
     unread = "what was done with the run after its seal: the folder holds no custody log"
     if has_custody:
         unread = "the custody log, because the run has no final note that can be read"
     return replace(verdict, not_checked=(*verdict.not_checked, *([unread] if has_custody or verdict.sealed else [])))
+
+
+@dataclass(frozen=True, slots=True)
+class LogVerdict:
+    """The verdict over one log folder, and what others are compared with: manifest, seal and final note."""
+
+    path: Path
+    verdict: Verdict
+    manifest: RunManifest
+    seal: dict[str, Any] | None
+    note: Note | None
+
+
+def verify_log_folder(
+    run: Path, trust: Trust, *, data: Path | None = None, progress: Callable[[int], None] | None = None
+) -> LogVerdict:
+    """Verify one folder's own log, without other ranks and custody; arguments and errors as for ``verify_run``."""
+    with RunReader.open(run) as reader:
+        manifest = reader.manifest
+        identities = None if data is None else data_identities(manifest, data)
+        verdict = verify_log(reader.view(), trust, identities=identities, progress=progress)
+        note = _readable_note(reader) if verdict.sealed else None
+        seal = next((event.json() for event in reader.events(EventKind.SEAL)), None) if note else None
+    return LogVerdict(run, verdict, manifest, seal, note)
+
+
+def _verify_rank(
+    run: LogVerdict, rank: int, trust: Trust, data: Path | None, progress: Callable[[int], None] | None
+) -> Verdict:
+    """Verify the log of one rank, and that it is the one which rank 0 sealed."""
+    folder = rank_folder(run.path, rank)
+    if not folder.exists():
+        finding = Finding("E_LOST", f"{folder} is missing: the records of this rank are not here", str(folder))
+        return missing_log(rank_origin(run.manifest.origin, rank), finding)
+    own = verify_log_folder(folder, replace(trust, origin=None), data=data, progress=progress)
+    findings = check_rank(run.manifest, own.manifest, rank)
+    if run.seal is not None:
+        final = None if own.note is None else own.note.checkpoint()
+        findings += check_final(final, own.verdict.entries, named_ranks(run.seal).get(rank))
+    check = Check("rank 0", "failed" if findings else "passed", "same run, data and sketch; sealed by rank 0 as it is")
+    verdict = own.verdict
+    return replace(verdict, findings=(*verdict.findings, *findings), checks=(*verdict.checks, check))
 
 
 def _readable_note(reader: RunReader) -> Note | None:
@@ -170,44 +262,22 @@ def _readable_note(reader: RunReader) -> Note | None:
         return None
 
 
-def data_identities(manifest: RunManifest, folder: Path) -> Callable[[int], bytes]:
-    """Return a function from sample index to the identity that the source files in ``folder`` give it now.
-
-    Raises:
-        DataError: If a source file is missing or has fewer rows than the manifest says.
-    """
-    identities: list[bytes] = []
-    for source in manifest.data.sources:
-        path = folder / source.path
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise DataError(
-                f"{path}: {error.strerror or error}", "Name the folder that the manifest's paths start from."
-            ) from error
-        digest, rows = sha256(content), content.split(b"\n")
-        if len(rows) < source.rows:
-            raise DataError(f"{path}: {len(rows)} rows, the manifest says {source.rows}")
-        identities += [sample_identity(digest, row, sha256(raw)) for row, raw in enumerate(rows[: source.rows])]
-    return identities.__getitem__
-
-
-def _joined(run: Verdict, custody: Verdict | None, trust: Trust) -> Verdict:
-    """Return the run's verdict with what its custody log adds: one line if all is well there, else every check."""
-    if custody is None:
+def _joined(run: Verdict, other: Verdict | None, trust: Trust, name: str) -> Verdict:
+    """Return the run's verdict with what another log of it adds: one line if all is well there, else every check."""
+    if other is None:
         return run
-    # Whether the whole is anchored was decided with the run, whose final note the custody log starts from.
-    findings = tuple(f for f in custody.findings if f.code != "W_UNANCHORED")
-    if any(check.status == "failed" for check in custody.checks):
-        checks = tuple(replace(check, name=f"custody: {check.name}") for check in custody.checks)
+    # Whether the whole is anchored was decided with the run, whose final note the other log is bound to.
+    findings = tuple(f for f in other.findings if f.code != "W_UNANCHORED")
+    if any(check.status == "failed" for check in other.checks):
+        checks = tuple(replace(check, name=f"{name}: {check.name}") for check in other.checks)
     else:
-        passed = sum(check.status == "passed" for check in custody.checks)
-        checks = (Check("custody log", "passed", f"{custody.entries:,} entries, {passed} checks like those above"),)
+        passed = sum(check.status == "passed" for check in other.checks)
+        checks = (Check(f"{name} log", "passed", f"{other.entries:,} entries, {passed} checks like those above"),)
     said_already = {*run.not_checked, Trust(trust.vkeys).leaves_open()}
-    open_points = tuple(f"custody log: {point}" for point in custody.not_checked if point not in said_already)
+    open_points = tuple(f"{name} log: {point}" for point in other.not_checked if point not in said_already)
     return replace(
         run,
-        findings=run.findings + tuple(replace(f, message=f"custody: {f.message}") for f in findings),
+        findings=run.findings + tuple(replace(f, message=f"{name}: {f.message}") for f in findings),
         checks=run.checks + checks,
         not_checked=run.not_checked + open_points,
     )

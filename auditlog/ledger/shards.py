@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,14 +37,15 @@ class ShardWriter:
     Args:
         run: The run folder.
         width: Bytes per row: sketch dimension times the number of forms.
+        written: Rows that the log refers to already. What a crash left behind them is written over.
         shard_rows: Rows per shard.
     """
 
-    def __init__(self, run: Path, width: int, *, shard_rows: int = SHARD_ROWS) -> None:
+    def __init__(self, run: Path, width: int, *, written: int = 0, shard_rows: int = SHARD_ROWS) -> None:
         self._folder = run / FOLDER
         self._width = width
         self._shard_rows = shard_rows
-        self._written = 0
+        self._written = written
         self._open: dict[int, int] = {}  # shard -> file descriptor: those not yet synced, and the last
         _make(self._folder)
 
@@ -156,6 +158,20 @@ class ShardReader:
             return None
         fits = isinstance(rows, np.ndarray) and rows.dtype == np.int8 and rows.ndim == 2
         return rows if fits and rows.shape[1] == self._width else None
+
+
+def rows_in_use(records: NDArray[np.void], steps: Iterable[dict[str, Any]]) -> int:
+    """Return how many rows the log refers to: one more than the last that a record or a step's gradient names.
+
+    Args:
+        records: ``(n,)`` all records.
+        steps: Bodies of all step events.
+    """
+    gradients = [body["gradient"] for body in steps if body["gradient"] is not None]
+    ends = [gradient["shard"] * SHARD_ROWS + gradient["row"] + 1 for gradient in gradients]
+    if len(records):
+        ends.append(int((records["shard"].astype(np.int64) * SHARD_ROWS + records["shard_row"]).max()) + 1)
+    return max(ends, default=0)
 
 
 def cut_shards(run: Path, width: int, rows: int, *, shard_rows: int = SHARD_ROWS) -> None:

@@ -80,7 +80,7 @@ class FolderView:
 
     def heads(self) -> Mapping[str, bytes]:
         """Return the files in ``heads/``."""
-        return heads.read_notes(self._folder / heads.FOLDER)
+        return heads.read_heads(self._folder)
 
     def salt(self, index: int) -> bytes | None:
         """Return a sample's salt."""

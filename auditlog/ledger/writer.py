@@ -73,6 +73,18 @@ class LedgerWriter:
         """Queue one event."""
         self._submit(lambda: self._ledger.append_event(kind, body))
 
+    def begin_attempt(
+        self, from_step: int, body: dict[str, Any] | None = None, *, from_attempt: int | None = None
+    ) -> int:
+        """Open the next attempt behind everything queued so far (``RunLedger.begin_attempt``); returns its number.
+
+        Raises:
+            Error: If it could not be opened, whatever ``on_error`` says: later steps would belong to no attempt.
+        """
+        done = self._submit(lambda: self._ledger.begin_attempt(from_step, body, from_attempt=from_attempt))
+        attempt: int = done.result()
+        return attempt
+
     def flush(self, wait: bool = True) -> None:
         """Make everything queued so far durable and signed; with ``wait``, return only then."""
         done = self._submit(self._ledger.flush)

@@ -97,7 +97,7 @@ def _read_key(key: str | Path) -> VKey:
 def _note_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    files = sorted(path.glob("*.note"))
+    files = sorted([*path.glob("*.note"), *path.glob("ranks/*/*.note")])
     if not files:
         raise UsageError(f"{path}: no *.note file in this folder", "Give the folder that holds the kept heads.")
     return files

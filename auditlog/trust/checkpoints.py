@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from auditlog.errors import FormatError
 from auditlog.format.notes import LogCheckpoint, Note
+from auditlog.trust.losses import AcceptedHeads
+from auditlog.trust.ranks import run_origin
 from auditlog.trust.sessions import Authority, Fault
 from auditlog.trust.verdict import Finding, counted
 from auditlog.trust.walk import Walk
 
-CUSTODY_SUFFIX = "/custody"
+LOST = "lost/"  # below heads/: notes over entries that are gone
 
 _LOST_WAL = (
     "After a crash a missing write-ahead log (ledger.duckdb.wal) looks like this too: "
@@ -137,17 +140,30 @@ def _check_roots(own: Sequence[StoredCheckpoint], walk: Walk) -> list[Finding]:
     return [Finding("E_ROOT", message, f"table checkpoints, row {first.number}", good_size)]
 
 
-def check_kept_heads(heads: Sequence[Note], walk: Walk, origin: str) -> list[Finding]:
+def check_kept_heads(
+    heads: Sequence[Note], walk: Walk, origin: str, accepted: AcceptedHeads = MappingProxyType({})
+) -> list[Finding]:
     """Compare the heads that the verifier kept with the log.
 
-    A head of the custody log of a run is not about the run, and the other way round; those are left alone.
+    A run, its custody log and the logs of its ranks are logs of their own; a head of one is not about the others.
+
+    Args:
+        heads: The kept heads.
+        walk: What the pass over the log found.
+        origin: The log's origin.
+        accepted: Heads over entries whose loss the log itself declares.
     """
     findings = []
     for head in heads:
         kept = head.checkpoint()
-        if kept.origin in (origin + CUSTODY_SUFFIX, origin.removesuffix(CUSTODY_SUFFIX)) and kept.origin != origin:
+        if kept.origin != origin and run_origin(kept.origin) == run_origin(origin):
             continue
-        if kept.origin != origin:
+        accepted_at = accepted.get((kept.size, kept.root))
+        if kept.origin == origin and accepted_at is not None and kept.root != walk.roots.get(kept.size):
+            message = f"the kept head has {kept.size:,} entries, of which the last were lost"
+            message += f"; the loss was accepted at entry {accepted_at}"
+            findings.append(Finding("E_LOSS_ACCEPTED", message, "kept head", accepted_at))
+        elif kept.origin != origin:
             findings.append(Finding("E_BIND", f"the kept head is of {kept.origin}, this log is {origin}", "kept head"))
         elif kept.size > walk.size:
             message = (
@@ -183,12 +199,19 @@ def matching_heads(heads: Sequence[Note], walk: Walk, origin: str) -> list[int]:
 
 
 def check_head_files(
-    files: Mapping[str, bytes], stored: Sequence[StoredCheckpoint], walk: Walk, *, sealed: bool
+    files: Mapping[str, bytes],
+    stored: Sequence[StoredCheckpoint],
+    walk: Walk,
+    accepted: AcceptedHeads = MappingProxyType({}),
+    *,
+    sealed: bool,
 ) -> list[Finding]:
     """Compare ``heads/`` with the checkpoints table: the same notes, byte for byte.
 
-    A crash may leave the last note in one of the two places only, so in an open run that is just a note.
+    A crash may leave the last note in one of the two places only, so in an open run that is just a note. Notes in
+    ``heads/lost/`` that an accepted loss names need no row: their entries are gone.
     """
+    files = {name: data for name, data in files.items() if not (name.startswith(LOST) and _names(accepted, data))}
     findings = []
     by_name = {head_name(checkpoint.size): checkpoint for checkpoint in stored}
     for name, checkpoint in by_name.items():
@@ -203,6 +226,14 @@ def check_head_files(
     extra = sorted(name for name in files if name not in by_name)
     findings += _check_extra_files(extra, files, walk, sealed=sealed)
     return findings
+
+
+def _names(accepted: AcceptedHeads, note: bytes) -> bool:
+    try:
+        statement = Note.parse(note).checkpoint()
+    except FormatError:
+        return False
+    return (statement.size, statement.root) in accepted
 
 
 def _check_extra_files(extra: Sequence[str], files: Mapping[str, bytes], walk: Walk, *, sealed: bool) -> list[Finding]:

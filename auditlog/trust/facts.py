@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from auditlog.errors import FormatError
 from auditlog.format.canonical import parse_canonical
-from auditlog.format.records import FLOAT_FIELDS, FORMAT_VERSION, Event, EventKind
+from auditlog.format.records import FLOAT_FIELDS, FORMAT_VERSION, RECORD, Event, EventKind
 from auditlog.trust.lineage import UNKNOWN_SAMPLE, SourceTable
 from auditlog.trust.verdict import Finding, FindingList
 
@@ -22,6 +22,8 @@ FIRST_CUSTODY_KIND = 32
 
 _KINDS = frozenset(int(kind) for kind in EventKind)
 _CANONICAL_NAN = 0x7FC00000
+_KEPT = ("seq", "attempt", "step", "micro", "slot", "part", "ts_us")  # columns of records that later checks need
+_KEPT_DTYPE = np.dtype([(name, RECORD[name]) for name in _KEPT])
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,31 @@ class StepFact:
     first_seq: int
     records: int
     gradient: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeFact:
+    """A RESUME event: from which step of which earlier attempt this one goes on, and what no longer counts."""
+
+    seq: int
+    attempt: int
+    from_attempt: int
+    from_step: int
+    superseded_steps: int
+    superseded_records: int
+
+
+@dataclass(frozen=True, slots=True)
+class LossFact:
+    """A LOSS_ACCEPTED event: heads ``(size, root)`` whose entries are gone, and steps that were never logged.
+
+    ``size`` is the number of entries that were left; ``missing_steps`` are the first and the last one.
+    """
+
+    seq: int
+    size: int
+    heads: tuple[tuple[int, bytes], ...]
+    missing_steps: tuple[int, int] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +96,8 @@ class Facts:
         self.findings = FindingList()
         self.sessions: list[SessionFact] = []
         self.steps: list[StepFact] = []
+        self.resumes: list[ResumeFact] = []
+        self.losses: list[LossFact] = []
         self.seals: list[SealFact] = []
         self.snapshots: list[tuple[int, str, str]] = []  # seq, path, SHA-256
         self.first_kind: int | None = None
@@ -83,7 +112,7 @@ class Facts:
 
     def see_records(self, rows: NDArray[np.void]) -> None:
         """Keep the columns that later checks need, and judge each record's values."""
-        self._columns.append(rows[["seq", "step", "attempt", "ts_us"]].copy())
+        self._columns.append(rows[list(_KEPT)].astype(_KEPT_DTYPE))
         if self._sources is None:
             self._judge(rows, np.ones(len(rows), bool), "E_EVENT", "a custody log holds no records")
             return
@@ -105,11 +134,8 @@ class Facts:
             self.findings.add(Finding(code, message, "table records", int(row["seq"])))
 
     def records(self) -> NDArray[np.void]:
-        """Return the columns seq, step, attempt and ts_us of all records, ``(n,)``."""
-        if not self._columns:
-            names = [("seq", "<u8"), ("step", "<u8"), ("attempt", "<u2"), ("ts_us", "<i8")]
-            return np.zeros(0, np.dtype(names))
-        return np.concatenate(self._columns)
+        """Return the columns seq, attempt, step, micro, slot, part and ts_us of all records, ``(n,)``."""
+        return np.concatenate(self._columns) if self._columns else np.zeros(0, _KEPT_DTYPE)
 
     def sample_count(self) -> int:
         """Return how many different samples the records are about."""
@@ -169,6 +195,12 @@ class Facts:
                     step, attempt = whole(body, "step"), whole(body, "attempt")
                     first_seq, records = whole(body, "first_seq"), whole(body, "records")
                     self.steps.append(StepFact(event.seq, step, attempt, first_seq, records, body.get("gradient")))
+                case EventKind.RESUME:
+                    attempt, parent, from_step = (whole(body, n) for n in ("attempt", "from_attempt", "from_step"))
+                    gone = whole(body, "superseded_steps"), whole(body, "superseded_records")
+                    self.resumes.append(ResumeFact(event.seq, attempt, parent, from_step, *gone))
+                case EventKind.LOSS_ACCEPTED:
+                    self.losses.append(parse_loss(event.seq, body))
                 case EventKind.SEAL:
                     self.seals.append(SealFact(event.seq, body))
                 case EventKind.MODEL_CHECKPOINT:
@@ -181,6 +213,18 @@ class Facts:
 
     def _reject(self, event: Event, why: str) -> None:
         self.findings.add(Finding("E_EVENT", f"event {event.seq}: {why}", "table events", event.seq))
+
+
+def parse_loss(seq: int, body: dict[str, Any]) -> LossFact:
+    """Parse the body of a LOSS_ACCEPTED event.
+
+    Raises:
+        KeyError | TypeError | ValueError: If a member is missing or malformed.
+    """
+    heads = tuple((whole(head, "size"), bytes.fromhex(head["root"])) for head in body["heads"])
+    steps = body["missing_steps"]
+    missing = None if steps is None else (whole(steps, "first"), whole(steps, "last"))
+    return LossFact(seq, whole(body, "size"), heads, missing)
 
 
 def whole(body: dict[str, Any], name: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from auditlog.trust.attempts import Attempt, is_live
 from auditlog.trust.checkpoints import StoredCheckpoint
 from auditlog.trust.facts import Facts, SealFact
 from auditlog.trust.verdict import Finding, counted
@@ -23,9 +24,21 @@ class Ending:
 
 
 def check_ending(
-    facts: Facts, stored: Sequence[StoredCheckpoint], long_lived_sizes: Collection[int], walk: Walk
+    facts: Facts,
+    stored: Sequence[StoredCheckpoint],
+    long_lived_sizes: Collection[int],
+    walk: Walk,
+    attempts: Sequence[Attempt],
 ) -> Ending:
-    """Look for the seal: a SEAL event as the last entry, under a log checkpoint that the long-lived key signed."""
+    """Look for the seal: a SEAL event as the last entry, under a log checkpoint that the long-lived key signed.
+
+    Args:
+        facts: What the entries say.
+        stored: The log's checkpoints.
+        long_lived_sizes: Sizes that the long-lived key signed.
+        walk: What the pass over the log found.
+        attempts: Those that say from where they went on.
+    """
     sizes = {checkpoint.size for checkpoint in stored}
     covered = max((size for size in sizes if size <= walk.size), default=0)
     seal = next((seal for seal in facts.seals if seal.seq + 1 in sizes), None)
@@ -38,7 +51,7 @@ def check_ending(
     if not is_signed:
         message = f"the seal (log checkpoint of size {seal.seq + 1:,}) does not carry the long-lived key's signature"
         findings.append(Finding("E_UNSEALED", message, "table checkpoints"))
-    findings += _check_counts(seal, facts)
+    findings += _check_counts(seal, facts, attempts)
     return Ending(is_signed, seal.abandoned, findings)
 
 
@@ -75,17 +88,23 @@ def _tail_note(walk: Walk, covered: int) -> list[Finding]:
     return [Finding("N_TAIL", message, "tables records and events", covered, level="note")]
 
 
-def _check_counts(seal: SealFact, facts: Facts) -> list[Finding]:
+def _check_counts(seal: SealFact, facts: Facts, attempts: Sequence[Attempt]) -> list[Finding]:
     """Compare what the seal says it closes with what is there."""
+    records, steps = facts.records(), facts.steps
     present = {
-        "records": {len(facts.records())},
+        "records": {len(records)},
         # After a resume a repeated step counts once or twice, depending on who counts.
-        "steps": {len(facts.steps), len({fact.step for fact in facts.steps})},
+        "steps": {len(steps), len({fact.step for fact in steps})},
+        "attempts": {len(facts.sessions)},
     }
+    if len(attempts) == len(facts.sessions):  # otherwise nobody can tell, which is reported
+        live_steps = is_live(attempts, [step.attempt for step in steps], [step.step for step in steps])
+        present["live_steps"] = {int(live_steps.sum())}
+        present["live_records"] = {int(is_live(attempts, records["attempt"], records["step"]).sum())}
     findings = []
     for name, counts in present.items():
         said = seal.body.get(name)
         if said is not None and (type(said) is not int or said not in counts):
-            message = f"the seal (entry {seal.seq}) closes {said} {name}; the log holds {max(counts)}"
+            message = f"the seal (entry {seal.seq}) closes {said} {name.replace('_', ' ')}; the log holds {max(counts)}"
             findings.append(Finding("E_GAP_STEP", message, "table events", seal.seq))
     return findings

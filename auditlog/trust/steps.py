@@ -1,4 +1,4 @@
-"""Whether the optimizer steps are complete: none missing, each with as many records as its event counts."""
+"""Whether the optimizer steps are complete: none missing or double, each with as many records as its event counts."""
 
 from __future__ import annotations
 
@@ -8,20 +8,25 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from auditlog.trust.attempts import Attempt
 from auditlog.trust.facts import Facts, StepFact
 from auditlog.trust.verdict import Finding, counted, limited
 
 CLOCK_TOLERANCE_US = 1_000_000  # a clock is set back by a second now and then; more is worth a note
 
 
-def check_steps(facts: Facts, *, altered: Collection[int] = (), finished: bool) -> list[Finding]:
+def check_steps(
+    facts: Facts, attempts: Sequence[Attempt], *, altered: Collection[int] = (), finished: bool
+) -> list[Finding]:
     """Check that steps are contiguous within each attempt and that their records are all there.
 
-    An attempt may repeat steps of the one before it, because it goes on from an older snapshot; it may not leave
-    any out. Records without a step event are what a crash leaves at the end of an attempt.
+    An attempt may repeat steps of those before it, because it goes on from an older snapshot; it may not leave any
+    out, and no sample use is logged twice in one attempt. Records without a step event are what a crash leaves at
+    the end of an attempt.
 
     Args:
         facts: What the entries say.
+        attempts: Those that say from where they went on.
         altered: Entries that were changed after logging. They are reported already, so what they say now is not
             held against the steps.
         finished: Whether the last attempt says it came to its end, so that it must leave nothing open.
@@ -29,13 +34,14 @@ def check_steps(facts: Facts, *, altered: Collection[int] = (), finished: bool) 
     changed = np.array(sorted(altered), np.uint64)
     records = facts.records()
     records = records[~np.isin(records["seq"], changed)]
-    findings = _check_attempts(facts, records)
-    findings += _check_contiguous(facts)
+    findings = _check_places(facts, records)
+    findings += _check_doubles(records)
+    findings += _check_contiguous(facts, attempts)
     findings += _check_counts(facts, records, changed, finished=finished)
     return limited(findings)
 
 
-def _check_attempts(facts: Facts, records: NDArray[np.void]) -> list[Finding]:
+def _check_places(facts: Facts, records: NDArray[np.void]) -> list[Finding]:
     """Every record and step belongs to the attempt whose session it stands in."""
     starts = np.array([session.seq for session in facts.sessions], np.uint64)
     findings = []
@@ -54,13 +60,36 @@ def _check_attempts(facts: Facts, records: NDArray[np.void]) -> list[Finding]:
     return findings
 
 
-def _check_contiguous(facts: Facts) -> list[Finding]:
+def _check_doubles(records: NDArray[np.void]) -> list[Finding]:
+    """Find sample uses that stand in the log twice, as a batch that was sent again after an error would."""
+    _, first = np.unique(records["seq"], return_index=True)  # one entry that is there twice is reported elsewhere
+    records = records[first]
+    keys = records[["attempt", "step", "micro", "slot", "part"]]
+    _, first, place = np.unique(keys, return_index=True, return_inverse=True)
+    repeated = np.flatnonzero(first[place] != np.arange(len(records)))
+    if not len(repeated):
+        return []
+    again, once = records[repeated[0]], records[first[place[repeated[0]]]]
+    more = f", and {len(repeated) - 1:,} more like it" if len(repeated) > 1 else ""
+    message = (
+        f"record {again['seq']} repeats record {once['seq']}: attempt {again['attempt']}, step {again['step']}, "
+        f"micro-batch {again['micro']}, row {again['slot']}, part {again['part']} was logged twice{more}"
+    )
+    return [Finding("E_SEQ", message, "table records", int(again["seq"]))]
+
+
+def _check_contiguous(facts: Facts, attempts: Sequence[Attempt]) -> list[Finding]:
     findings = []
+    starts = {attempt.number: attempt.from_step + 1 for attempt in attempts}
     done = 0  # steps up to here are in the log
     for previous, fact in pairwise([None, *facts.steps]):
         assert fact is not None  # only the first of the pairs' left sides is None
-        goes_on = previous is not None and previous.attempt == fact.attempt
-        expected = previous.step + 1 if goes_on and previous is not None else min(done + 1, fact.step)
+        if previous is not None and previous.attempt == fact.attempt:
+            expected = previous.step + 1
+        elif fact.attempt in starts:
+            expected = starts[fact.attempt]
+        else:  # it does not say from where it goes on, which is reported
+            expected = min(done + 1, fact.step)
         if fact.step != expected or fact.step < 1:
             message = f"step {fact.step} (event {fact.seq}): {_missing_steps(expected, fact.step)}"
             findings.append(Finding("E_GAP_STEP", message, "table events", fact.seq))

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal
 
 from auditlog.errors import FormatError
 from auditlog.format.notes import Note
 from auditlog.format.records import EventKind
 from auditlog.trust.anchors import Trust
+from auditlog.trust.attempts import check_attempts
 from auditlog.trust.checkpoints import (
-    CUSTODY_SUFFIX,
     StoredCheckpoint,
     check_checkpoints,
     check_head_files,
@@ -28,7 +29,9 @@ from auditlog.trust.checkpoints import (
 from auditlog.trust.facts import Facts
 from auditlog.trust.lineage import SourceTable
 from auditlog.trust.logview import LogView, StoredBatch, StoredEvent, StoredRecords
+from auditlog.trust.losses import AcceptedHeads, accepted_heads, check_losses
 from auditlog.trust.payloads import Payloads, check_gradients
+from auditlog.trust.ranks import CUSTODY_SUFFIX
 from auditlog.trust.seal import Ending, check_custody_ending, check_ending
 from auditlog.trust.sessions import Authority, check_sessions
 from auditlog.trust.steps import check_clock, check_steps
@@ -133,16 +136,19 @@ def verify_log(
     content, signatures, long_lived = check_checkpoints(stored, walk, authority, manifest.origin)
     _add_checkpoints(report, stored, walk, [*order, *content], signatures)
     # (4) what was kept elsewhere
-    _add_kept_heads(report, trust, walk, manifest.origin)
+    accepted = accepted_heads(facts.losses)
+    _add_kept_heads(report, trust, walk, manifest.origin, accepted)
     # (5) how it ends
-    ending = check_ending(facts, stored, long_lived, walk)
+    attempts, resumed = check_attempts(facts, altered=walk.altered)
+    ending = check_ending(facts, stored, long_lived, walk, attempts)
     report.add("seal", ending.findings, "abandoned and closed later" if ending.abandoned else "finished and sealed")
     report.add("batches", walk.batches.listed(), f"{len(log.batches()):,} batches cover the log")
-    heads = check_head_files(log.heads(), stored, walk, sealed=ending.sealed)
+    heads = check_head_files(log.heads(), stored, walk, accepted, sealed=ending.sealed)
+    heads += check_losses(facts.losses)
     report.add("head files", heads, f"{len(stored):,} notes in heads/ are those of the table")
     # (6) what it says
     finished = ending.sealed and not ending.abandoned
-    steps = check_steps(facts, altered=walk.altered, finished=finished)
+    steps = [*resumed, *check_steps(facts, attempts, altered=walk.altered, finished=finished)]
     report.add("steps", [*steps, *check_clock(facts)], f"{len(facts.steps):,} steps without a gap, records counted")
     _add_payloads(report, log, facts, payloads, walk.altered, has_data=identities is not None)
     _add_snapshots(report, log, facts)
@@ -192,6 +198,13 @@ def verify_custody(log: LogView, trust: Trust, run_final_note: bytes) -> Verdict
     return _verdict(report, trust, walk, stored, origin)
 
 
+def missing_log(origin: str, finding: Finding) -> Verdict:
+    """Return the verdict over a log that should be there and is not."""
+    report = _Report()
+    report.add("log", [finding], "")
+    return _verdict(report, Trust(), Walk(), (), origin)
+
+
 def _wanted_sizes(stored: Sequence[StoredCheckpoint], trust: Trust, origin: str) -> set[int]:
     kept = [head.checkpoint() for head in trust.heads]
     return {checkpoint.size for checkpoint in stored} | {k.size for k in kept if k.origin == origin}
@@ -233,7 +246,9 @@ def _add_checkpoints(
         report.skip("signatures", "there is no signed log checkpoint")
 
 
-def _add_kept_heads(report: _Report, trust: Trust, walk: Walk, origin: str) -> None:
+def _add_kept_heads(
+    report: _Report, trust: Trust, walk: Walk, origin: str, accepted: AcceptedHeads = MappingProxyType({})
+) -> None:
     if not trust.heads:
         report.skip("kept heads", "none was given")
         return
@@ -242,7 +257,7 @@ def _add_kept_heads(report: _Report, trust: Trust, walk: Walk, origin: str) -> N
         detail = f"{len(sizes):,} of {len(trust.heads):,} lie on this log, the largest with {sizes[-1]:,} entries"
     else:
         detail = "none is of this log"
-    findings = check_kept_heads(trust.heads, walk, origin)
+    findings = check_kept_heads(trust.heads, walk, origin, accepted)
     report.add("kept heads", findings, detail, failed="" if sizes else _as_logged(walk))
 
 

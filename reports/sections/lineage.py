@@ -67,11 +67,12 @@ def _run(subject: Subject) -> list[Fact]:
     records, steps = evidence.records, evidence.steps
     place, log = str(steps.ref), str(records.ref)
     factor = f"{short(steps.factor_min, 4)} to {short(steps.factor_max, 4)}, below 1 in {steps.clipped} steps"
+    uses = f"{records.records:,} uses of {records.samples:,} rows, {records.tokens:,} tokens"
+    if records.superseded:
+        uses += f"; {records.superseded:,} more that a later attempt superseded are not counted"
     facts = [
         Fact("Period", f"{moment(records.first_us)} to {moment(records.last_us)}", RECORDED, log),
-        Fact(
-            "Records", f"{records.records:,} uses of {records.samples:,} rows, {records.tokens:,} tokens", MEASURED, log
-        ),
+        Fact("Records", uses, MEASURED, log),
         Fact("Optimizer steps", f"{steps.steps:,}, {steps.skipped} skipped", MEASURED, place),
         Fact(
             "Training loss, first and last step",

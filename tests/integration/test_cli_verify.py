@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -362,3 +363,71 @@ def test_a_bug_is_not_dressed_up_as_a_missing_extra(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(cli, "_root", broken)
     with pytest.raises(ModuleNotFoundError):
         cli.main()
+
+
+# --- several attempts -----------------------------------------------------------------------------------------
+
+
+def interrupted(folder: Path, *, seal: bool = True) -> LedgerSimulator:
+    """Six steps, then on from step 4 with other batches; the database of step 4 is kept beside it."""
+    sim = LedgerSimulator(folder, Plan(steps=6))
+    ledger, data = sim.start()
+    for entry in simulated_steps(data, sim.plan):
+        ledger.append_step(entry)
+        ledger.flush()
+        if entry.body["step"] == 4:
+            ledger.close_unsealed()
+            shutil.copy(sim.run / "ledger.duckdb", folder / "old.duckdb")
+            ledger = RunLedger.resume(sim.run, data, sim.signer, on_head=sim.auditor)
+            ledger.begin_attempt(4)
+    ledger.begin_attempt(4)
+    for entry in list(simulated_steps(data, Plan(steps=6, per_step=3)))[4:]:
+        ledger.append_step(entry)
+    ledger.flush()
+    ledger.seal({}) if seal else ledger.close_unsealed()
+    (folder / "bank.vkey").write_text(f"{sim.signer.vkey}\n")
+    return sim
+
+
+def test_f05_show_step_lists_the_samples_of_every_attempt(gradtrail, tmp_path: Path) -> None:
+    sim = interrupted(tmp_path / "run")
+    document = json.loads(gradtrail("show", sim.run, "--step", "5", "--json").out)
+    data = write_sources(sim.data_folder, sim.plan.rows_per_file)
+    first = list(simulated_steps(data, sim.plan))[4].index.tolist()
+    again = list(simulated_steps(data, Plan(steps=6, per_step=3)))[4].index.tolist()
+    shown = {a["attempt"]: [use["sample_index"] for use in a["samples"]] for a in document["attempts"]}
+    assert shown == {2: first, 3: again}
+    assert [a["live"] for a in document["attempts"]] == [False, True]
+    text = gradtrail("show", sim.run, "--step", "5").out
+    assert "step 5, attempt 2, superseded by a later attempt: 8 samples" in text
+    assert "step 5, attempt 3: 3 samples" in text
+    use = document["attempts"][1]["samples"][0]
+    assert f"{use['source']}: {use['row']}" in text
+    missing = gradtrail("show", sim.run, "--step", "9")
+    assert (missing.code, "no step 9" in missing.err) == (2, True)
+
+
+def test_show_says_what_no_longer_counts(gradtrail, tmp_path: Path) -> None:
+    sim = interrupted(tmp_path / "run")
+    text = gradtrail("show", sim.run).out
+    assert "3: 2 from step 4 of attempt 1, 3 from step 4 of attempt 2" in text
+    assert "16 records of 2 steps: a later attempt went back behind them" in text
+    assert gradtrail("show", sim.run, "--steps").out.count("superseded") == 2
+    assert gradtrail("show", sim.run, "--recompute").code == 0
+
+
+def test_a_shorter_run_is_sealed_with_accept_loss_only(gradtrail, tmp_path: Path) -> None:
+    sim = interrupted(tmp_path / "run", seal=False)
+    shutil.copy(tmp_path / "run" / "old.duckdb", sim.run / "ledger.duckdb")
+    key, passphrase = tmp_path / "key.p12", tmp_path / "passphrase"
+    sim.signer.save(key, "long enough for a test")
+    passphrase.write_text("long enough for a test")
+    passphrase.chmod(0o600)
+    arguments = ("seal", sim.run, "--abandon", "--key", key, "--passphrase-file", passphrase)
+    refused = gradtrail(*arguments)
+    assert (refused.code, "E_TRUNC" in refused.err) == (3, True), refused.err
+    assert gradtrail(*arguments, "--accept-loss").code == 0
+    verdict = gradtrail("verify", sim.run, "--trust", tmp_path / "run" / "bank.vkey")
+    assert verdict.code == 5
+    assert "E_LOSS_ACCEPTED" in verdict.out
+    assert "were signed and then lost; the loss was accepted at entry" in verdict.out

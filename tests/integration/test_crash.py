@@ -18,10 +18,11 @@ import pytest
 from auditlog.errors import ReadError, StoreError
 from auditlog.format.notes import Note
 from auditlog.ledger.abandon import seal_abandoned
+from auditlog.ledger.ledger import RunLedger
 from auditlog.ledger.reader import RunReader, verify_run
 from auditlog.trust.anchors import Trust
 from auditlog.trust.keys import Signer
-from tests.support import LedgerSimulator, Plan
+from tests.support import LedgerSimulator, Plan, simulated_steps, write_sources
 
 ROOT = Path(__file__).parents[2]
 PASSPHRASE = "a passphrase for tests"
@@ -150,6 +151,67 @@ def test_e06_a_damaged_write_ahead_log_never_passes_and_loses_nothing(
     assert code in (3, 4, 5)
     assert "tamper" not in said.lower()
     assert {path: path.read_bytes() for path in sim.run.glob("ledger*")} == before
+
+
+def resume_to(sim: LedgerSimulator, last: int, *, accept_loss: bool = False) -> RunLedger:
+    """Resume from the last logged step and go on to step ``last``."""
+    data = write_sources(sim.data_folder, sim.plan.rows_per_file)
+    ledger = RunLedger.resume(sim.run, data, sim.signer, on_head=sim.auditor, accept_loss=accept_loss)
+    first = ledger.last_step
+    ledger.begin_attempt(first)
+    for entry in simulated_steps(data, Plan(steps=last)):
+        if entry.body["step"] > first:
+            ledger.append_step(entry)
+    ledger.flush()
+    return ledger
+
+
+@pytest.mark.parametrize("acknowledgements", [1, 4, 9])
+def test_n02_a_killed_run_is_resumed_to_its_end_and_verifies(acknowledgements: int, key: Path, tmp_path: Path) -> None:
+    """N02: kill -9 anywhere: at most the open batch is lost, every acknowledged head lies on the finished run."""
+    sim, acknowledged = killed_run(tmp_path / "killed", key, acknowledgements)
+    kept = [Note.parse(path.read_bytes()) for path in sim.kept_heads() if int(path.stem) <= acknowledged]
+    ledger = resume_to(sim, 40)
+    assert ledger.attempt == 2
+    ledger.close_unsealed()  # and once more
+    ledger = resume_to(sim, 50)
+    ledger.seal({})
+
+    verdict = verify_run(sim.run, Trust((sim.signer.vkey,), tuple(kept), sim.plan.origin), data=sim.data_folder)
+
+    assert (verdict.exit_code, verdict.attempts, verdict.steps, verdict.records) == (0, 3, 50, 400), verdict.findings
+    assert verdict.findings == ()
+
+
+def test_b02_a_lost_write_ahead_log_is_refused_and_then_accepted_in_words(key: Path, tmp_path: Path) -> None:
+    """B02: the file alone opens without a word; nothing is re-rooted in silence, and the loss is named for ever."""
+    sim, acknowledged = killed_run(tmp_path / "killed", key, 8)
+    (sim.run / "ledger.duckdb.wal").unlink()
+    head = Note.parse((sim.auditor / "run" / f"{acknowledged:08d}.note").read_bytes())
+    with pytest.raises(StoreError, match=r"a head was signed over .* are missing, and there is no ledger\.duckdb\.wal"):
+        resume_to(sim, 30)
+    resume_to(sim, 30, accept_loss=True).seal({})
+
+    verdict = verify_run(sim.run, Trust((sim.signer.vkey,), (head,), sim.plan.origin), data=sim.data_folder)
+
+    assert {f.code for f in verdict.findings if f.level == "error"} == {"E_LOSS_ACCEPTED"}
+    assert (verdict.exit_code, verdict.sealed, verdict.steps) == (5, True, 30)
+
+
+@pytest.mark.parametrize("position", [0.2, 0.5])
+def test_b03_a_damaged_write_ahead_log_is_not_resumed_not_deleted_and_not_called_tampering(
+    position: float, key: Path, tmp_path: Path
+) -> None:
+    """B03: one byte flipped in the middle, as after a kill; resume refuses and leaves every file as it is."""
+    sim, _ = killed_run(tmp_path / "killed", key, 8)
+    sim.flip("ledger.duckdb.wal", position)
+    before = {path: path.read_bytes() for path in sim.run.rglob("*") if path.is_file()}
+    with pytest.raises(ReadError) as caught:
+        resume_to(sim, 30)
+    said = f"{caught.value} {caught.value.advice()}"
+    assert "ledger.duckdb" in said
+    assert "tamper" not in said.lower()
+    assert {path: path.read_bytes() for path in sim.run.rglob("*") if path.is_file()} == before
 
 
 def test_a_full_disk_loses_nothing_that_was_recorded(key: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tiny import make_batch, sample_loss, tiny_lora
 
 from attribution import AuditMode
 from attribution.capture.oracle import sketch_each
-from attribution.errors import SampleIdentityError
+from attribution.errors import CaptureError, SampleIdentityError
 from attribution.sketch.layout import SketchLayout
 from auditlog import DataManifest, RunReader, Signer, Trust, verify_run
 from auditlog.errors import DataError, UsageError
@@ -149,16 +149,18 @@ def test_a_gradient_that_nobody_zeroed_shows_in_the_residual_and_is_warned_about
     assert seal.json()["open_steps"] == 1
 
 
-def test_steps_without_any_sample_are_warned_about(
-    tmp_path: Path, data: DataManifest, signer: Signer, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = tiny_lora().eval()
+def test_a_step_of_which_nothing_was_captured_is_refused(tmp_path: Path, data: DataManifest, signer: Signer) -> None:
+    model = tiny_lora().eval()  # in evaluation mode a batch without ids is taken for inference
     optimizer = optimizer_of(model)
-    with AuditMode(model, optimizer, data, run=tmp_path / "run", signer=signer, on_head=tmp_path / "auditor"):
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with (
+        pytest.raises(CaptureError, match="captured 0 of 28 modules"),
+        AuditMode(model, optimizer, data, run=tmp_path / "run", signer=signer, on_head=tmp_path / "auditor"),
+    ):
         batch = {name: tensor for name, tensor in make_batch().items() if name != "sample_index"}
         model(**batch).loss.backward()
         optimizer.step()
-    assert "no sample was captured" in caplog.text
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters()), "refused before it moved anything"
 
 
 def test_the_final_snapshot_is_the_trained_adapter_and_named_in_the_log(

@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import make_batch, sample_loss, tiny_gpt2, tiny_llama, tiny_lora
+from setups import models
+from tiny import make_batch, sample_loss, tiny_llama, tiny_lora
 
+from attribution.capture import formulas, per_sample, units
 from attribution.capture import hooks as hooks_module
-from attribution.capture import units
+from attribution.capture.batch import Announced
 from attribution.capture.conservation import conserve
 from attribution.capture.hooks import HookSet
 from attribution.capture.micro_batch import Captured
 from attribution.capture.modules import find_tracked
 from attribution.capture.oracle import gradient, sketch_each
-from attribution.errors import CaptureError, CoverageGapError, SampleIdentityError
+from attribution.errors import CaptureError, SampleIdentityError
 from attribution.sketch.layout import SketchLayout
 from attribution.sketch.operators import SignFold
 from attribution.sketch.quantize import dequantize, quantize
@@ -145,7 +147,7 @@ def test_labels_kept_from_the_model_are_supplied_or_read_off_the_gradient() -> N
     labels = batch["labels"]
     for supplied in (True, False):
         inputs = {key: value for key, value in batch.items() if key != "labels"}
-        rig.hooks.labels = labels if supplied else None
+        rig.hooks.announced = Announced(labels=labels if supplied else None)
         logits = rig.model(**inputs).logits[:, :-1]
         loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels[:, 1:].reshape(-1))
         loss.backward()
@@ -252,30 +254,26 @@ def test_a_gradient_after_its_micro_batch_is_refused() -> None:
         first.backward()
 
 
-def test_parameters_without_a_formula_are_refused_by_name_unless_allowed() -> None:
-    model = tiny_llama()
-    with pytest.raises(CoverageGapError, match="embed_tokens") as caught:
-        find_tracked(model)
-    assert "allow_untracked" in caught.value.advice()
-    tracking = find_tracked(model, ["*embed_tokens*", "*norm*"])
-    assert set(tracking.untracked) == {n for n, _ in model.named_parameters() if "embed_tokens" in n or "norm" in n}
-    assert 0 < tracking.coverage < 1
-    assert tracking.tracked_entries == sum(p.numel() for p in tracking.parameters.values())
+def test_every_parameter_of_a_model_is_captured_and_only_a_frozen_one_is_not() -> None:
+    rig = Rig(tiny_llama().train())
+    assert rig.tracking.coverage == 1
+    batch = make_batch()
+    (captured,) = rig.step(batch)
+    rig.check(captured, batch)
+    frozen = tiny_llama().train()
+    frozen.model.embed_tokens.requires_grad_(False)
+    rig = Rig(frozen)
+    assert not any("embed_tokens" in name for name in rig.tracking.parameters)
+    (captured,) = rig.step(batch)
+    rig.check(captured, batch)
 
 
-def test_a_weight_shared_with_a_module_without_a_formula_is_not_tracked() -> None:
-    model = tiny_gpt2()
-    for parameter in model.parameters():
-        parameter.requires_grad = True  # lm_head.weight is the embedding's
-    tracking = find_tracked(model, ["*"])
-    assert any("wte" in name for name in tracking.untracked)
-    assert not any("wte" in name or "lm_head" in name for name in tracking.parameters)
-
-
-def test_nothing_trainable_is_said_so() -> None:
-    model = tiny_llama().requires_grad_(False)
-    with pytest.raises(CoverageGapError, match="no trainable parameter"):
-        find_tracked(model)
+def test_a_weight_shared_by_embedding_and_head_is_captured_at_both() -> None:
+    rig = Rig(models.gpt2().train())  # lm_head.weight is the embedding's
+    batch = make_batch()
+    (captured,) = rig.step(batch)
+    rig.check(captured, batch)
+    assert conserve(captured.expected, rig.consumed()).residual < RTOL
 
 
 # --- implementations broken on purpose must fail --------------------------------------------------------------
@@ -289,8 +287,8 @@ def broken_run(monkeypatch: pytest.MonkeyPatch, target: object, name: str, wrong
 def test_a_factor_wrong_by_ten_fails_the_units_check(monkeypatch: pytest.MonkeyPatch) -> None:
     right = units.measure
 
-    def wrong(needed: units.TokenLogits, gradient: torch.Tensor) -> units.Units:
-        found = right(needed, gradient)
+    def wrong(*arguments: Any) -> units.Units:
+        found = right(*arguments)
         return units.Units(10 * found.factor, found.loss, found.n_tokens, found.known)
 
     rig = broken_run(monkeypatch, units, "measure", wrong)
@@ -311,16 +309,16 @@ def test_two_exchanged_ids_fail_the_oracle() -> None:
 
 
 def test_a_tokens_gradient_given_to_the_neighbour_fails_the_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = hooks_module.linear_weight
+    right = per_sample.linear_weight
 
-    def wrong(x: torch.Tensor, g: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def wrong(x: torch.Tensor, g: torch.Tensor, *rest: Any) -> Any:
         leaked = g.clone()
         leaked[0, 2], leaked[1, 2] = g[1, 2], g[0, 2]
         moved = x.clone()
         moved[0, 2], moved[1, 2] = x[1, 2], x[0, 2]
         return right(moved, leaked, *rest)
 
-    rig = broken_run(monkeypatch, hooks_module, "linear_weight", wrong)
+    rig = broken_run(monkeypatch, per_sample, "linear_weight", wrong)
     batch = make_batch()
     (captured,) = rig.step(batch)
     closing = conserve(captured.expected, rig.consumed())
@@ -331,16 +329,49 @@ def test_a_tokens_gradient_given_to_the_neighbour_fails_the_oracle(monkeypatch: 
 
 def test_an_omitted_module_fails_conservation(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(tiny_lora().train())
-    skipped = rig.layout.maps[rig.tracking.modules[3].weight]
+    skipped = rig.layout.maps[rig.tracking.formulas[3].parameters["weight"]]
     right = SignFold.add_to
 
-    def wrong(self: SignFold, sums: torch.Tensor, values: torch.Tensor) -> None:
+    def wrong(self: SignFold, sums: torch.Tensor, values: torch.Tensor, start: int = 0) -> None:
         if not (self is skipped and len(values) > 1):
-            right(self, sums, values)
+            right(self, sums, values, start)
 
     monkeypatch.setattr(SignFold, "add_to", wrong)
     (captured,) = rig.step(make_batch())
     assert conserve(captured.expected, rig.consumed()).residual > 1e-3
+
+
+def test_one_use_of_a_shared_weight_that_is_omitted_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = formulas.Embedding.gradients
+    wrong = lambda self, work: iter(()) if "wte" in self.name else right(self, work)  # noqa: E731
+    monkeypatch.setattr(formulas.Embedding, "gradients", wrong)
+    rig = Rig(models.gpt2().train())
+    batch = make_batch()
+    (captured,) = rig.step(batch)
+    assert conserve(captured.expected, rig.consumed()).residual > 1e-3
+    with pytest.raises(AssertionError):
+        rig.check(captured, batch)
+
+
+def test_positions_that_all_rows_share_are_an_error_if_no_row_gets_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other:
+        """No module's formula."""
+
+    monkeypatch.setattr(hooks_module, "Embedding", Other)
+    rig = Rig(models.gpt2().train())
+    with pytest.raises(CaptureError, match=r"wpe: its batch has 1 rows"):
+        rig.step(make_batch())
+
+
+def test_a_routers_inner_path_that_is_counted_twice_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its scores are made from its logits, and both are outputs."""
+    monkeypatch.setattr(hooks_module, "_view", lambda leaf: leaf)
+    rig = Rig(models.mixtral().train())
+    batch = make_batch()
+    (captured,) = rig.step(batch)
+    assert conserve(captured.expected, rig.consumed()).residual > 1e-4
+    with pytest.raises(AssertionError):
+        rig.check(captured, batch)
 
 
 def test_a_wrong_weight_of_one_sample_fails_conservation() -> None:

@@ -90,7 +90,7 @@ def test_the_base_models_digest_moves_with_any_frozen_weight_and_no_trained_one(
 
 def test_what_is_described_is_plain_json() -> None:
     model = tiny_lora()
-    described = [describe_model(model), describe_tracking(find_tracked(model)), describe_environment()]
+    described = [describe_model(model), describe_tracking(find_tracked(model), "observe"), describe_environment()]
     assert json.loads(json.dumps(described)) == described
     assert described[1]["coverage"] == 1.0
     assert "torch" in described[2]["packages"]

@@ -5,6 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from attribution.capture import units
+from attribution.capture.segments import Segments
 
 B, T, V = 4, 7, 53
 
@@ -27,7 +28,7 @@ def sums(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def measured(logits: torch.Tensor, targets: torch.Tensor, loss: torch.Tensor) -> units.Units:
     needed = units.gather_logits(logits, targets)
     (gradient,) = torch.autograd.grad(loss, logits)
-    return units.measure(needed, gradient)
+    return units.measure(needed, gradient, Segments.whole_rows(len(logits), len(logits)))
 
 
 def reductions(total: torch.Tensor, tokens: int) -> dict[str, tuple[torch.Tensor, float]]:
@@ -126,5 +127,6 @@ def test_labels_that_do_not_fit_are_not_guessed_at() -> None:
 def test_a_gradient_that_is_not_finite_leaves_the_units_unknown() -> None:
     logits, labels = setup()
     targets = units.align_targets(logits, labels, next_token=True)
-    got = units.measure(units.gather_logits(logits, targets), torch.full((B, T, V), float("nan")))
+    nan = torch.full((B, T, V), float("nan"))
+    got = units.measure(units.gather_logits(logits, targets), nan, Segments.whole_rows(B, B))
     assert not got.known.any()

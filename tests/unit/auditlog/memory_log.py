@@ -196,8 +196,10 @@ def make_manifest(signer: Signer, *, origin: str = ORIGIN, run_id: str = "run-1"
         Source(
             source_id=i,
             path=f"data/part-{i}.jsonl",
+            format="jsonl",
             sha256=sha256(bytes([i])).hex(),
             size_bytes=1000,
+            content_sha256=digest,
             rows=rows,
             first_index=first,
             data_version_id=version,
@@ -242,6 +244,8 @@ class Builder:
         self.signer = signer
         self.session = signer
         self.attempt = 0
+        self.done: list[tuple[int, int, int]] = []  # attempt, step, records; 0 records for a step event
+        self.lines: dict[int, tuple[int, int]] = {}  # attempt -> from which attempt and step it goes on
         self.random = np.random.default_rng(seed)
         self.log = MemoryLog(manifest.to_bytes(), manifest, np.zeros(0, RECORD), [], [], [], [], {})
         self.log.salts = {i: self.random.bytes(32) for i in range(SAMPLES)}
@@ -278,8 +282,40 @@ class Builder:
         self.log.stored_events.append(StoredEvent(event, event.leaf()))
         self.append(event.leaf())
 
-    def start_attempt(self, **wrong: Any) -> None:
-        """Open the next attempt; ``wrong`` replaces members of its certificate before they are signed."""
+    def start_attempt(self, from_step: int | None = None, from_attempt: int | None = None, **wrong: Any) -> None:
+        """Open the next attempt and say from where it goes on, which is the last step unless given."""
+        self.open_session(**wrong)
+        if self.attempt > 1:
+            self.resume(from_step, from_attempt)
+
+    def resume(
+        self, from_step: int | None = None, from_attempt: int | None = None, wrong: dict[str, Any] | None = None
+    ) -> None:
+        """Append a RESUME event; ``wrong`` replaces members of its body."""
+        if from_step is None:
+            from_step = max((step for _, step, records in self.done if records == 0), default=0)
+        self.lines[self.attempt] = (from_attempt or self.attempt - 1, from_step)
+        gone = [records for attempt, step, records in self.done if not self.counts(attempt, step)]
+        body = {
+            "attempt": self.attempt,
+            "from_attempt": from_attempt or self.attempt - 1,
+            "from_step": from_step,
+            "superseded_steps": sum(records == 0 for records in gone),
+            "superseded_records": sum(gone),
+        }
+        self.event(EventKind.RESUME, body | (wrong or {}))
+
+    def counts(self, attempt: int, step: int) -> bool:
+        """Say whether a step leads to the present weights, by walking back from the present attempt."""
+        at = self.attempt
+        while at != attempt:
+            if at not in self.lines or step > self.lines[at][1]:
+                return False
+            at = self.lines[at][0]
+        return True
+
+    def open_session(self, **wrong: Any) -> None:
+        """Append the next attempt's certificate; ``wrong`` replaces members of it before they are signed."""
         self.attempt += 1
         self.session = Signer.ephemeral(session_name(self.manifest.origin, self.attempt))
         members: dict[str, Any] = {
@@ -304,7 +340,9 @@ class Builder:
         self.log.leaves += leaves
         for leaf in leaves:
             self.append(leaf)
+        self.done.append((self.attempt, step, count))
         if not open_ended:
+            self.done.append((self.attempt, step, 0))
             gradient = self._gradient()
             body = {"step": step, "attempt": self.attempt, "first_seq": first_seq, "records": count}
             self.event(EventKind.STEP, body | {"gradient": gradient, "f": 1, "residual": 1e-6} | wrong)

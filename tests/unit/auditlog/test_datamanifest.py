@@ -90,7 +90,7 @@ def test_the_version_names_the_content_or_the_commit(folder: Path) -> None:
         (b"", r"bad\.jsonl: the file is empty"),
         (b"\n \n", r"bad\.jsonl: the file is empty"),
         (b'{"text": "ok"}\n{"text": "caf\xe9"}\n', r"bad\.jsonl: row 1 \(line 2\): not UTF-8: byte 0xe9"),
-        (b'{"text": "ok"}\n\n{"text": "x"}\n', r"bad\.jsonl: row 1 \(line 2\): the line is blank"),
+        (b'{"text": "ok"}\n\n{"text": 1}\n', r"bad\.jsonl: row 1 \(line 3\): no text in field 'text'"),
         (b'{"text": "ok"}\n{"text": \n', r"bad\.jsonl: row 1 \(line 2\): not JSON"),
         (b'["text"]\n', r"bad\.jsonl: row 0 \(line 1\): a JSON list"),
         (b'{"texts": "x"}\n', r"bad\.jsonl: row 0 \(line 1\): no text in field 'text'; its fields are \['texts'\]"),

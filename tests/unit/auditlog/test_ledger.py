@@ -17,6 +17,7 @@ from auditlog.ledger import ledger as ledger_module
 from auditlog.ledger.ledger import RunLedger
 from auditlog.ledger.reader import RunReader, verify_run
 from auditlog.ledger.salts import Salts
+from auditlog.ledger.steps import StepWriter
 from auditlog.ledger.store import Store
 from auditlog.trust.keys import Signer
 from tests.support import LedgerSimulator, Plan, make_manifest, simulated_steps, write_sources
@@ -301,7 +302,7 @@ def test_each_act_of_a_batch_follows_only_when_the_one_before_is_durable(
 
     sim = LedgerSimulator(tmp_path / "one", Plan(steps=1))
     ledger, data = sim.start()
-    log_calls(ledger_module.ShardWriter, "sync", "sketches")
+    log_calls(StepWriter, "sync", "sketches")
     log_calls(Store, "append_batch", "entries")
     log_calls(appender_module, "sign_note", "signature")
     log_calls(Store, "append_note", "note")

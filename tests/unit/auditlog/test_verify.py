@@ -524,13 +524,14 @@ def resumed_run() -> Builder:
         builder.step(step)
     builder.step(41, count=3, open_ended=True)
     builder.sign(builder.session)
-    builder.start_attempt()
+    builder.start_attempt(from_step=38)
     for step in range(39, 61):
         builder.step(step)
     return builder
 
 
-def test_a_resumed_run_with_repeated_steps_verifies() -> None:
+def test_n03_a_resumed_run_with_repeated_steps_verifies() -> None:
+    """N03: the attempt number rises; repeats are legal and shown."""
     builder = resumed_run()
     builder.seal(builder.session, SIGNER)
     verdict = verify(builder.log, "key")
@@ -540,13 +541,191 @@ def test_a_resumed_run_with_repeated_steps_verifies() -> None:
 
 def test_an_attempt_may_go_on_from_a_snapshot_of_any_earlier_attempt() -> None:
     builder = Builder(make_manifest(SIGNER), SIGNER)
-    for steps in ((1, 2, 3, 4, 5), (3, 4), (6, 7)):
-        builder.start_attempt()
+    for steps, origin in (((1, 2, 3, 4, 5), (None, None)), ((3, 4), (2, 1)), ((6, 7), (5, 1))):
+        builder.start_attempt(*origin)
         for step in steps:
             builder.step(step)
     builder.seal(builder.session, SIGNER)
     verdict = verify(builder.log, "key")
     assert (verdict.exit_code, verdict.attempts, verdict.steps) == (0, 3, 7)
+
+
+def test_an_attempt_without_a_resume_event_is_named() -> None:
+    builder = Builder(make_manifest(SIGNER), SIGNER)
+    builder.start_attempt()
+    builder.step(1)
+    builder.open_session()
+    builder.step(2)
+    builder.seal(builder.session, SIGNER)
+    assert "attempt 2 (entry 10) does not say from where it went on" in message(verify(builder.log, "key"), "E_EVENT")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code", "text"),
+    [
+        ({"attempt": 3}, "E_EVENT", "it is about attempt 3 and stands in 2"),
+        ({"from_attempt": 2}, "E_EVENT", "cannot go on from attempt 2"),
+        ({"from_attempt": 0}, "E_EVENT", "cannot go on from attempt 0"),
+        ({"from_step": -1}, "E_EVENT", "a RESUME event without a proper from_step"),
+        ({"from_step": 1}, "E_GAP_STEP", "step 3 (event 32): step 2 is missing"),
+        ({"from_step": 3}, "E_GAP_STEP", "it comes too late, step 4 was expected"),
+        ({"superseded_steps": 0}, "E_GAP_STEP", "counts 0 steps that no longer count; the log holds 1"),
+        ({"superseded_records": 7}, "E_GAP_STEP", "counts 7 records that no longer count; the log holds 8"),
+    ],
+    ids=str,
+)
+def test_a_resume_event_must_say_truly_from_where_it_goes_on(wrong: dict[str, Any], code: str, text: str) -> None:
+    """Step 3 is trained again from step 2."""
+    builder = Builder(make_manifest(SIGNER), SIGNER)
+    builder.start_attempt()
+    for step in (1, 2, 3):
+        builder.step(step)
+    builder.open_session()
+    builder.resume(2, wrong=wrong)
+    builder.step(3, count=2)
+    builder.seal(builder.session, SIGNER)
+    found = [finding.message for finding in verify(builder.log, "key").findings if finding.code == code]
+    assert any(text in each for each in found), found
+
+
+def test_a_resume_event_stands_before_the_steps_of_its_attempt_and_only_once() -> None:
+    builder = Builder(make_manifest(SIGNER), SIGNER)
+    builder.start_attempt()
+    builder.resume(0, from_attempt=1)
+    builder.step(1)
+    builder.open_session()
+    builder.step(2)
+    builder.resume(1)
+    builder.resume(1)
+    builder.seal(builder.session, SIGNER)
+    found = " ".join(finding.message for finding in errors(verify(builder.log, "key")))
+    assert "attempt 1 cannot go on from attempt 1" in found
+    assert "it stands behind steps of attempt 2" in found
+    assert "attempt 2 has said already" in found
+
+
+@pytest.mark.parametrize("accepted", [None, (3, 4), (3, 5)])
+def test_weights_that_went_through_unlogged_steps_are_a_gap(accepted: tuple[int, int] | None) -> None:
+    """Steps 3 to 4 were trained after the last logged one; only an event that names just those explains it."""
+    builder = Builder(make_manifest(SIGNER), SIGNER)
+    builder.start_attempt()
+    builder.step(1)
+    builder.step(2)
+    builder.open_session()
+    if accepted is not None:
+        steps = {"first": accepted[0], "last": accepted[1]}
+        body = {"size": builder.state.size - 1, "entries": 0, "heads": [], "missing_steps": steps}
+        builder.event(EventKind.LOSS_ACCEPTED, body)
+    builder.resume(4)
+    builder.step(5)
+    builder.seal(builder.session, SIGNER)
+    verdict = verify(builder.log, "key")
+    assert codes(verdict) == {"E_LOSS_ACCEPTED" if accepted == (3, 4) else "E_GAP_STEP"}
+    assert verdict.exit_code == 5
+    assert "steps 3 to 4 went into it and are not in the log" in errors(verdict)[0].message
+
+
+def test_c09_a_batch_that_was_sent_again_is_a_finding_however_well_it_is_signed() -> None:
+    """C09: every entry again with a new seq and new hashes; chain, tree and signatures hold."""
+    builder = Builder(make_manifest(SIGNER), SIGNER)
+    builder.start_attempt()
+    builder.step(1)
+    builder.step(1)
+    builder.seal(builder.session, SIGNER)
+    verdict = verify(builder.log, "key")
+    assert verdict.exit_code == 4
+    text = message(verdict, "E_SEQ")
+    assert "record 10 repeats record 1: attempt 1, step 1, micro-batch 0, row 0, part 0 was logged twice" in text
+    assert "and 7 more like it" in text
+
+
+def test_a_resume_that_repeats_the_last_step_is_no_double() -> None:
+    builder = Builder(make_manifest(SIGNER), SIGNER)
+    builder.start_attempt()
+    builder.step(1)
+    builder.start_attempt(from_step=0)
+    builder.step(1)
+    builder.seal(builder.session, SIGNER)
+    assert verify(builder.log, "key").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"), [("live_records", 16), ("live_steps", 2), ("attempts", 1), ("live_records", "8")], ids=str
+)
+def test_a_seal_must_count_what_led_to_the_final_weights(name: str, wrong: Any) -> None:
+    builder = Builder(make_manifest(SIGNER), SIGNER)
+    builder.start_attempt()
+    builder.step(1)
+    builder.start_attempt(from_step=0)
+    builder.step(1)
+    totals = {"records": 16, "steps": 2, "attempts": 2, "live_records": 8, "live_steps": 1}
+    builder.event(EventKind.SEAL, {"reason": "finished", **totals, name: wrong})
+    builder.sign(builder.session, SIGNER)
+    assert f"closes {wrong} {name.replace('_', ' ')}" in message(verify(builder.log, "key"), "E_GAP_STEP")
+
+
+# --- accepted losses --------------------------------------------------------------------------------------
+
+
+def run_with_loss(size: int = -1, **change: Any) -> tuple[Builder, Note]:
+    """Two steps were signed and lost; the operator went on from step 1 and says so. Returns the lost head."""
+    lost = Builder(make_manifest(SIGNER), SIGNER)
+    builder = Builder(make_manifest(SIGNER), SIGNER, seed=0)
+    for each in (lost, builder):
+        each.start_attempt()
+        each.step(1)
+        each.sign(each.session)
+    lost.step(2)
+    lost.step(3)
+    head = lost.sign(lost.session)
+    builder.open_session()
+    statement = head.checkpoint()
+    left = builder.state.size - 1
+    body = {"size": left if size < 0 else size, "entries": statement.size - left, "missing_steps": None}
+    heads = [{"size": statement.size, "root": statement.root.hex()}]
+    builder.event(EventKind.LOSS_ACCEPTED, body | {"heads": heads} | change)
+    builder.resume(1)
+    for step in (2, 3, 4, 5):
+        builder.step(step)
+    builder.seal(builder.session, SIGNER)
+    return builder, head
+
+
+def test_an_accepted_loss_is_incomplete_and_neither_a_fork_nor_a_cut() -> None:
+    """Exactly the heads that the log itself names are explained, in heads/lost/ and in an auditor's hand."""
+    builder, head = run_with_loss()
+    builder.log.head_files[f"lost/{head_name(28)}"] = head.to_bytes()
+    verdict = verify_log(builder.log, Trust((SIGNER.vkey,), (head,), ORIGIN))
+    assert (codes(verdict), verdict.exit_code) == ({"E_LOSS_ACCEPTED"}, 5)
+    found = [finding.message for finding in errors(verdict)]
+    assert found[0] == "the kept head has 28 entries, of which the last were lost; the loss was accepted at entry 11"
+    assert found[1] == "entries 10 to 27 were signed and then lost; the loss was accepted at entry 11"
+
+
+def test_a_lost_head_that_nobody_accepted_is_not_explained() -> None:
+    builder, head = run_with_loss(heads=[{"size": 29, "root": "00" * 32}])
+    builder.log.head_files[f"lost/{head_name(28)}"] = head.to_bytes()
+    verdict = verify_log(builder.log, Trust((SIGNER.vkey,), (head,), ORIGIN))
+    assert codes(verdict) == {"E_FORK", "E_LOST", "E_LOSS_ACCEPTED"}
+    assert verdict.exit_code == 6
+
+
+@pytest.mark.parametrize("size", [0, 9, 12, 28])
+def test_a_loss_that_stands_elsewhere_explains_nothing(size: int) -> None:
+    """Otherwise any fork could be declared a loss afterwards."""
+    builder, head = run_with_loss(size)
+    verdict = verify_log(builder.log, Trust((SIGNER.vkey,), (head,), ORIGIN))
+    assert codes(verdict) == {"E_FORK", "E_EVENT"}
+
+
+def test_a_head_of_entries_that_are_still_there_is_never_a_loss() -> None:
+    other = Builder(make_manifest(SIGNER), SIGNER, seed=5)
+    other.start_attempt()
+    other.step(1)
+    kept = other.sign(other.session)
+    heads = [{"size": kept.checkpoint().size, "root": kept.checkpoint().root.hex()}]
+    builder, _ = run_with_loss(heads=heads)
+    assert "E_FORK" in codes(verify_log(builder.log, Trust((SIGNER.vkey,), (kept,), ORIGIN)))
 
 
 def test_a_session_key_outside_its_range_is_not_believed() -> None:

@@ -43,6 +43,9 @@ def test_everything_queued_is_in_the_log_in_order(sim: LedgerSimulator) -> None:
             "why": "test",
             "records": STEPS * 8,
             "steps": STEPS,
+            "live_records": STEPS * 8,
+            "live_steps": STEPS,
+            "attempts": 1,
         }
 
 

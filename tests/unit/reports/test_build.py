@@ -30,7 +30,7 @@ from reports.obligations import load_register
 from reports.pdf import write_pdf
 from reports.render import render_html
 from reports.sections.subject import Subject
-from tests.support import LedgerSimulator, simulated_steps
+from tests.support import LedgerSimulator, Plan, simulated_steps
 from tests.unit.reports.report_samples import influence_document
 from tests.unit.reports.test_document import forbidden_in
 
@@ -86,6 +86,29 @@ def test_steps_are_the_extremes_of_the_step_events(sealed: LedgerSimulator) -> N
     assert (steps.steps, steps.factor_min, steps.factor_max) == (len(events), min(factors), max(factors))
     assert steps.clipped == sum(factor == 0.5 for factor in factors)
     assert (steps.ref.seq, steps.ref.last_seq) == (events[0].seq, events[-1].seq)
+
+
+def test_a_resumed_run_is_reported_by_what_led_to_its_final_weights(tmp_path: Path) -> None:
+    """Steps 4 to 6 were trained twice: only the second time counts, and how much does not is said."""
+    sim = LedgerSimulator(tmp_path, Plan(steps=6))
+    ledger, data = sim.start()
+    for entry in simulated_steps(data, sim.plan):
+        ledger.append_step(entry)
+    ledger.begin_attempt(3)
+    for entry in list(simulated_steps(data, Plan(steps=6, per_step=5, seed=4)))[3:]:
+        ledger.append_step(entry)
+    ledger.seal({})
+    evidence = gather(sim.run, sim.trust("key"))
+    live = "FROM records WHERE attempt = 2 OR step <= 3"
+    ((records, tokens, samples),) = sim.query(
+        f"SELECT count(*), sum(n_tokens), count(DISTINCT (source_id, row)) {live}"
+    )
+    facts = evidence.records
+    assert (facts.records, facts.tokens, facts.samples) == (records, tokens, samples) == (39, tokens, samples)
+    assert (facts.superseded, evidence.steps.steps) == (24, 6)
+    assert sum(source.uses for source in evidence.sources) == 39
+    subject = Subject(evidence, Declarations(), load_register(), "r-1", "0" * 64, 0)
+    assert "24 more that a later attempt superseded are not counted" in render_html(assemble(subject))
 
 
 def test_every_value_points_at_the_entry_it_stands_in(sealed: LedgerSimulator) -> None:

@@ -1,0 +1,66 @@
+"""A linear map whose weight gradient *is* the sum of the per-sample gradients that are recorded.
+
+The plain backward pass reads input and output gradient once for the weight gradient, and capture would read them
+again. Here both come from one product per sample, so the optimizer consumes exactly what was recorded; weights
+differ from the plain run by rounding only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+# (input, output gradient) -> gradients of weight and bias, None where not trained
+Consume = Callable[[Tensor, Tensor], tuple[Tensor | None, Tensor | None]]
+
+
+def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool, consume: Consume) -> Tensor:
+    """Return ``x Wᵀ + b``; on the backward pass ``consume`` gives the parameters' gradients.
+
+    Under autocast everything is cast as torch's own linear map casts it.
+
+    Args:
+        x: ``(…, d_in)``.
+        weight: ``(d_out, d_in)``, or ``(d_in, d_out)`` if ``transposed``.
+        bias: ``(d_out,)`` or ``None``.
+        transposed: How the weight is stored.
+        consume: Called once, with the input and the gradient of the output.
+    """
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        x, weight = x.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+        with torch.autocast(kind, enabled=False):
+            return _FusedLinear.apply(x, weight, bias, transposed, consume)
+    return _FusedLinear.apply(x, weight, bias, transposed, consume)
+
+
+class _FusedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool, consume: Consume) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.transposed, ctx.consume = transposed, consume
+        if not transposed:
+            return torch.nn.functional.linear(x, weight, bias)
+        flat = x.reshape(-1, x.shape[-1])
+        out = flat @ weight if bias is None else torch.addmm(bias, flat, weight)
+        return out.view(*x.shape[:-1], weight.shape[1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        of_x = grad @ (weight.t() if ctx.transposed else weight) if ctx.needs_input_grad[0] else None
+        of_weight, of_bias = ctx.consume(x, grad)
+        return (
+            of_x,
+            None if of_weight is None else of_weight.to(weight.dtype),
+            None if of_bias is None else of_bias.to(weight.dtype),
+            None,
+            None,
+        )
