@@ -212,7 +212,7 @@ def show(
 
     Example: gradtrail show runs/credit --step 7
     """
-    from auditlog import display, summary
+    from auditlog import display, display_run, summary
     from auditlog.ledger.conservation import recompute as recompute_steps
     from auditlog.ledger.reader import RunReader
 
@@ -229,7 +229,7 @@ def show(
         elif steps:
             document, printer = summary.steps(reader), display.print_steps
         else:
-            document, printer = summary.run(reader), display.print_run
+            document, printer = summary.run(reader), display_run.print_run
     if as_json:
         _print_json(document)
     else:

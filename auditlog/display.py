@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -46,11 +46,11 @@ def print_verdict(run: Path, verdict: Verdict) -> None:
         ("root", verdict.root or "cannot be computed"),
         ("trust", verdict.trust),
     ]
-    parts: list[RenderableType] = [_facts(facts), Text(), _checks(verdict.checks)]
+    parts: list[RenderableType] = [facts_grid(facts), Text(), _checks(verdict.checks)]
     if verdict.findings:
         parts += [Text(), _findings(verdict.findings)]
     if verdict.not_checked:
-        parts += [Text(), _bullets("not checked", verdict.not_checked)]
+        parts += [Text(), bullets("not checked", verdict.not_checked)]
     _framed(f"{verdict.status} · exit {verdict.exit_code}", verdict.exit_code, parts)
 
 
@@ -66,70 +66,37 @@ def print_unreadable(run: Path, error: ReadError, *, as_json: bool) -> None:
     _framed(f"CANNOT READ · exit {error.exit_code}", error.exit_code, parts)
 
 
-def print_run(document: dict[str, Any]) -> None:
-    """Print the summary of a run."""
-    sealed = "abandoned, closed afterwards" if (document["seal"] or {}).get("reason") == "abandoned" else "sealed"
-    state = sealed if document["sealed"] else "not sealed"
-    facts = [
-        ("run", f"{document['origin']}  ({document['path']})"),
-        ("run id", document["run_id"]),
-        ("started", when(document["created_us"])),
-        ("model", str(document["model"].get("name", "–"))),
-        ("key", document["vkey"]),
-        ("sketch", f"{document['sketch']['dim']:,} int8 values, {' and '.join(document['sketch']['forms'])}"),
-        ("log", f"{document['entries']:,} entries: {document['records']:,} records in {document['steps']:,} steps"),
-        ("samples", f"{document['samples']:,} of {document['samples_in_manifest']:,} rows were used"),
-        *_resumes(document),
-        ("state", f"{state}; {len(document['heads'])} signed heads"),
-        ("root", document["root"] or "–"),
-    ]
-    facts += [(f"flag: {name}", f"{count:,} records") for name, count in document["flags"].items()]
-    _print(_facts(facts))
-    columns = [("source", "left"), ("rows", "right"), ("uses", "right"), ("data version", "left"), ("SHA-256", "left")]
-    rows = [
-        [s["path"], f"{s['rows']:,}", f"{s['uses']:,}", s["data_version"], s["sha256"][:16]]
-        for s in document["sources"]
-    ]
-    _print(_table(columns, rows))
-    if document["notices"]:
-        _print(_bullets("notices", [json.dumps(notice) for notice in document["notices"]]))
-    if document["custody"]:
-        acts = [[str(act["seq"]), act["kind"], when(act["ts_us"])] for act in document["custody"]]
-        _print(_table([("custody", "right"), ("act", "left"), ("time", "left")], acts))
-    _print(Text("Stored, not verified: gradtrail verify says what this is worth.", style="dim"))
-
-
-def _resumes(document: dict[str, Any]) -> list[tuple[str, str]]:
-    """Say from where training went on, what no longer counts, and how many ranks there are, where there are several."""
-    facts = [("ranks", f"{document['ranks']} processes, each with a log of its own")] if document["ranks"] > 1 else []
-    resumes = [
-        f"{a['number']} from step {a['from_step']} of attempt {a['from_attempt']}" for a in document["attempts"][1:]
-    ]
-    if resumes:
-        facts.append(("attempts", f"{len(resumes) + 1}: {', '.join(resumes)}"))
-    if document["superseded_records"] or document["superseded_steps"]:
-        gone = f"{document['superseded_records']:,} records of {document['superseded_steps']:,} steps"
-        facts.append(("superseded", f"{gone}: a later attempt went back behind them, so they are not counted as used"))
-    return facts
-
-
 def print_step(document: dict[str, Any]) -> None:
     """Print the samples of one step, attempt by attempt."""
     names = [("entry", "right"), ("sample", "right"), ("source file: row", "left"), ("rank", "right")]
     columns = [*names, ("micro", "right"), ("slot", "right"), ("part", "right"), ("loss", "right")]
+    is_packed = any(use["spans"] for attempt in document["attempts"] for use in attempt["samples"])
+    columns += [("tokens of the row", "left")] if is_packed else []
     for attempt in document["attempts"]:
         state = "" if attempt["live"] else ", superseded by a later attempt"
         uses = attempt["samples"]
         title = f"step {document['step']}, attempt {attempt['attempt']}{state}: {len(uses)} samples"
-        _print(Text(f"{title}, {when(attempt['ts_us'])}", style="bold"))
+        out(Text(f"{title}, {when(attempt['ts_us'])}", style="bold"))
         rows = [
             [
                 *(str(use["seq"]), str(use["sample_index"]), f"{use['source']}: {use['row']}", str(use["rank"])),
                 *(str(use["micro"]), str(use["slot"]), str(use["part"]), number(use["loss"])),
+                *([_spans(use["spans"] or ())] if is_packed else []),
             ]
             for use in uses
         ]
-        _print(_table(columns, rows))
+        out(table(columns, rows))
+
+
+def _spans(spans: Iterable[dict[str, int]]) -> str:
+    """Return ``0–16`` per span, both ends in it; with its row where that is another, and where the text goes on."""
+    said, row = [], None
+    for span in spans:
+        elsewhere = f"row {span['row']}: " if row not in (None, span["row"]) else ""
+        later = f" (its tokens from {span['place']} on)" if span["place"] else ""
+        said.append(f"{elsewhere}{span['start']}–{span['end'] - 1}{later}")
+        row = span["row"]
+    return ", ".join(said)
 
 
 def print_steps(document: dict[str, Any]) -> None:
@@ -150,7 +117,7 @@ def print_steps(document: dict[str, Any]) -> None:
         ]
         for step in document["steps"]
     ]
-    _print(_table(columns, rows))
+    out(table(columns, rows))
 
 
 def print_conservation(document: dict[str, Any]) -> None:
@@ -160,16 +127,16 @@ def print_conservation(document: dict[str, Any]) -> None:
         [str(s["step"]), number(s["f"]), number(s["residual"]), number(s["tolerance"]), "✓" if s["ok"] else "✗ differs"]
         for s in document["steps"]
     ]
-    _print(_table(columns, rows))
+    out(table(columns, rows))
     failed = [s["step"] for s in document["steps"] if not s["ok"]]
     if failed:
         first = f"first in step {failed[0]}"
-        _print(Text(f"{len(failed)} of {len(rows)} steps do not add up, {first}.", style="bold red"))
+        out(Text(f"{len(failed)} of {len(rows)} steps do not add up, {first}.", style="bold red"))
     if document["not_compared"]:
         why = "no gradient is stored, or a sample's sketch is not finite"
-        _print(Text(f"{document['not_compared']} steps could not be compared: {why}.", style="bold red"))
+        out(Text(f"{document['not_compared']} steps could not be compared: {why}.", style="bold red"))
     if rows and not failed:
-        _print(f"{len(rows)} steps: the stored samples add up to the gradient that was consumed.")
+        out(f"{len(rows)} steps: the stored samples add up to the gradient that was consumed.")
 
 
 def print_entry(document: dict[str, Any]) -> None:
@@ -180,9 +147,9 @@ def print_entry(document: dict[str, Any]) -> None:
         facts += [(name, str(value)) for name, value in document["fields"].items() if name not in ("seq", "flags")]
     else:
         facts += [("leaf", document["leaf"])]
-    _print(_facts(facts))
+    out(facts_grid(facts))
     if "body" in document:
-        _print(Text("\n".join(map(clean, json.dumps(document["body"], indent=2).split("\n")))))
+        out(Text("\n".join(map(clean, json.dumps(document["body"], indent=2).split("\n")))))
 
 
 @contextmanager
@@ -228,7 +195,7 @@ def _log_line(verdict: Verdict) -> str:
 
 
 def _checks(checks: tuple[Check, ...]) -> RenderableType:
-    grid = _grid()
+    grid = grid_of_cells()
     for check in checks:
         mark, style = _MARKS[check.status]
         grid.add_row(Text(mark, style=style), Text(clean(check.name)), Text(clean(check.detail), style="dim"))
@@ -236,7 +203,7 @@ def _checks(checks: tuple[Check, ...]) -> RenderableType:
 
 
 def _findings(findings: tuple[Finding, ...]) -> RenderableType:
-    grid = _grid()
+    grid = grid_of_cells()
     for finding in sorted(findings, key=lambda f: f.level == "note")[:MAX_FINDINGS]:
         style = "dim" if finding.level == "note" else "bold red"
         text = Text(clean(finding.message))
@@ -248,33 +215,37 @@ def _findings(findings: tuple[Finding, ...]) -> RenderableType:
     return grid
 
 
-def _bullets(title: str, lines: tuple[str, ...] | list[str]) -> RenderableType:
-    grid = _grid()
+def bullets(title: str, lines: tuple[str, ...] | list[str]) -> RenderableType:
+    """Return a titled list."""
+    grid = grid_of_cells()
     for line in lines:
         grid.add_row(Text("·"), Text(clean(line)))
     return Group(Text(title, style="bold"), grid)
 
 
-def _facts(facts: list[tuple[str, str]]) -> RenderableType:
-    grid = _grid()
+def facts_grid(facts: list[tuple[str, str]]) -> RenderableType:
+    """Return labelled values, one below the other."""
+    grid = grid_of_cells()
     for label, value in facts:
         grid.add_row(Text(label, style="bold"), Text(clean(value), overflow="fold"))
     return grid
 
 
-def _grid() -> Table:
+def grid_of_cells() -> Table:
+    """Return an empty table without lines."""
     return Table.grid(padding=(0, 2, 0, 0))
 
 
-def _table(columns: list[tuple[str, str]], rows: list[list[str]]) -> Table:
-    table = Table(box=box.SIMPLE if sys.stdout.isatty() else None, pad_edge=False)
+def table(columns: list[tuple[str, str]], rows: list[list[str]]) -> Table:
+    """Return a table of plain cells; columns are ``(title, "left" or "right")``."""
+    made = Table(box=box.SIMPLE if sys.stdout.isatty() else None, pad_edge=False)
     for name, justify in columns:
-        table.add_column(name, justify="right" if justify == "right" else "left")
+        made.add_column(name, justify="right" if justify == "right" else "left", overflow="fold")
     for row in rows[:MAX_ROWS]:
-        table.add_row(*(Text(clean(cell)) for cell in row))
+        made.add_row(*(Text(clean(cell)) for cell in row))
     if len(rows) > MAX_ROWS:
-        table.add_row(Text(f"… {len(rows) - MAX_ROWS:,} more; --json lists all"))
-    return table
+        made.add_row(Text(f"… {len(rows) - MAX_ROWS:,} more; --json lists all"))
+    return made
 
 
 def _framed(title: str, exit_code: int, parts: list[RenderableType]) -> None:
@@ -284,13 +255,13 @@ def _framed(title: str, exit_code: int, parts: list[RenderableType]) -> None:
         panel = Panel(
             Group(*parts), title=f"[bold]{title}[/]", subtitle=_MEANING[exit_code], border_style=style, padding=(1, 2)
         )
-        _print(panel)
+        out(panel)
     else:
-        _print(Text(f"{title} ({_MEANING[exit_code]})"), *parts)
-    _print(Text(f"exit {exit_code}", style=f"bold {style}"))
+        out(Text(f"{title} ({_MEANING[exit_code]})"), *parts)
+    out(Text(f"exit {exit_code}", style=f"bold {style}"))
 
 
-def _print(*renderables: RenderableType) -> None:
+def out(*renderables: RenderableType) -> None:
     """Print to standard output; in a pipe without wrapping, colour or trailing blanks."""
     if sys.stdout.isatty():
         Console(highlight=False).print(*renderables, sep="\n")

@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 from auditlog.errors import UsageError
 from auditlog.format.canonical import finite
 from auditlog.format.manifest import DataBlock
+from auditlog.format.notices import SelfCheck, parse_notice
 from auditlog.format.records import RECORD, Event, EventKind, Flag
 from auditlog.ledger.attempt_steps import attempt_steps
 from auditlog.ledger.conservation import StepCheck
 from auditlog.ledger.custody import read_custody
 from auditlog.ledger.reader import RunReader
-from auditlog.ledger.sample_use import Fate, Samples, places, sample_use
-
-MAX_SAMPLES = 1_000  # of each list of samples that are named
+from auditlog.ledger.sample_use import MAX_NAMED, Fate, Samples, places, sample_use
 
 
 def run(reader: RunReader) -> dict[str, Any]:
@@ -66,6 +65,7 @@ def run(reader: RunReader) -> dict[str, Any]:
         "sources": _sources(manifest.data, records),
         "sample_use": [_samples(reader, fate, samples) for fate, samples in sample_use(reader).items()],
         "model_checkpoints": [event.json() for event in events if event.kind == EventKind.MODEL_CHECKPOINT],
+        "self_checks": _self_checks(reader),
         "notices": _said(reader, EventKind.NOTICE),
         "losses": _said(reader, EventKind.LOSS_ACCEPTED),
         "custody": [_act(event) for event in read_custody(reader.path)],
@@ -95,7 +95,7 @@ def _sources(data: DataBlock, records: NDArray[np.void]) -> list[dict[str, Any]]
 def _samples(reader: RunReader, fate: Fate, samples: Samples) -> dict[str, Any]:
     """Return one list of samples: how many, how many of each source file, and the first of them."""
     paths = [source.path for source in reader.manifest.data.sources]
-    first = samples.named[:MAX_SAMPLES]
+    first = samples.named[:MAX_NAMED]
     return {
         "fate": fate.value,
         "reason": fate.reason,
@@ -106,6 +106,20 @@ def _samples(reader: RunReader, fate: Fate, samples: Samples) -> dict[str, Any]:
             for index, (source_id, row) in zip(first, places(reader, first), strict=True)
         ],
     }
+
+
+def _self_checks(reader: RunReader) -> list[dict[str, Any]]:
+    """Return what the self-checks of all ranks and attempts found."""
+    notices = [
+        (rank.manifest.rank, event.seq, parse_notice(event))
+        for rank in reader.ranks
+        for event in rank.events(EventKind.NOTICE)
+    ]
+    return [
+        {"rank": rank, "seq": seq, **asdict(notice), "sentence": notice.sentence()}
+        for rank, seq, notice in notices
+        if isinstance(notice, SelfCheck)
+    ]
 
 
 def _said(reader: RunReader, kind: EventKind) -> list[dict[str, Any]]:

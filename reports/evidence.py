@@ -12,6 +12,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from auditlog.errors import FormatError
+from auditlog.format.notices import SelfCheck
+from auditlog.format.tracking import Tracking
+from auditlog.ledger.attempt_steps import AttemptSteps
+from auditlog.ledger.sample_use import Fate
 
 RESULT_SCHEMA = "gradtrail/influence-result"
 _WORDS = ("case_label", "target", "contrast", "answered")  # answers carry the space that follows a prompt
@@ -30,13 +34,15 @@ class EvidenceRef(_Frozen):
     log: Log
     seq: int | None = None
     last_seq: int | None = None
+    rank: int = 0  # whose log, where every process kept its own
 
     def __str__(self) -> str:
+        log = f"{self.log} of rank {self.rank}" if self.rank else self.log
         if self.seq is None:
-            return self.log
+            return log
         if self.last_seq is not None and self.last_seq != self.seq:
-            return f"{self.log}, entries {self.seq:,}–{self.last_seq:,}"
-        return f"{self.log}, entry {self.seq:,}"
+            return f"{log}, entries {self.seq:,}–{self.last_seq:,}"
+        return f"{log}, entry {self.seq:,}"
 
 
 class _Sourced(_Frozen):
@@ -76,11 +82,12 @@ class SourceFacts(_Sourced):
 
     source_id: int
     path: str
+    format: str
     sha256: str
     rows: int
+    version_kind: str
     version: str
-    dirty: bool | None
-    samples: int  # distinct rows that training used
+    dirty: bool | None  # git and dvc: whether files differ from the version; None where that is not known
     uses: int
     tokens: int  # tokens that carried loss, over all uses
 
@@ -96,6 +103,33 @@ class RecordFacts(_Sourced):
     first_us: int
     last_us: int
     flags: dict[str, int]  # flag name to number of records, only those that occur
+
+
+class SampleFacts(_Sourced):
+    """The samples of one fate."""
+
+    fate: Fate
+    count: int
+    by_source: tuple[int, ...] | None  # in the order of the sources; None where the log does not name them all
+    first: tuple[tuple[int, int], ...]  # source and row of the first ones
+
+
+class AttemptFacts(_Sourced):
+    """One attempt of training: from where it went on, and what it logged."""
+
+    steps: AttemptSteps
+
+
+class SelfCheckFacts(_Sourced):
+    """What a self-check before the first step found."""
+
+    found: SelfCheck
+
+
+class TrackingFacts(_Sourced):
+    """How gradients were taken, and of which parameters none were."""
+
+    found: Tracking
 
 
 class StepFacts(_Sourced):
@@ -148,7 +182,7 @@ class SessionFacts(_Sourced):
 
 
 class NoticeFacts(_Sourced):
-    """What the recorder wanted to have said."""
+    """What the recorder wanted to have said, or a loss that was accepted."""
 
     text: str
 
@@ -283,16 +317,21 @@ class Evidence(_Frozen):
     data_description: str
     purpose: Settings
     sources: tuple[SourceFacts, ...]
+    samples: tuple[SampleFacts, ...]
     records: RecordFacts
     steps: StepFacts
     model: Settings
-    tracking: Settings
+    tracking: TrackingFacts
     training: Settings
     environment: Settings
     sketch: Settings
     recipe_sha256: str | None
     checkpoints: tuple[CheckpointFacts, ...]
     sessions: tuple[SessionFacts, ...]
+    attempts: tuple[AttemptFacts, ...]
+    processes: int
+    self_checks: tuple[SelfCheckFacts, ...]
+    losses: tuple[NoticeFacts, ...]
     notices: tuple[NoticeFacts, ...]
     final_note: str
     custody: tuple[CustodyFacts, ...]

@@ -16,12 +16,16 @@ from auditlog.errors import ReadError
 from auditlog.format.digests import sha256
 from auditlog.format.manifest import DataBlock, Source
 from auditlog.format.records import Event, EventKind, Flag
+from auditlog.format.tracking import Tracking
+from auditlog.ledger.attempt_steps import AttemptSteps, attempt_steps
 from auditlog.ledger.custody import custody_head, read_custody, read_result
 from auditlog.ledger.reader import RunReader, verify_run
+from auditlog.ledger.sample_use import MAX_NAMED, Fate, Samples, places, sample_use
 from auditlog.trust.anchors import Trust
 from auditlog.trust.verdict import UNANCHORED, Verdict
 from reports.errors import UnverifiedEvidenceError
 from reports.evidence import (
+    AttemptFacts,
     CheckFacts,
     CheckpointFacts,
     CustodyFacts,
@@ -30,17 +34,19 @@ from reports.evidence import (
     FileFacts,
     Influence,
     Log,
-    NoticeFacts,
     RecordFacts,
+    SampleFacts,
     SessionFacts,
     Settings,
     SourceFacts,
     StepFacts,
+    TrackingFacts,
     Verification,
     flatten,
 )
+from reports.said import Said
 
-_MANIFEST = EvidenceRef(log="manifest")
+_MANIFEST, _RUN_LOG = EvidenceRef(log="manifest"), EvidenceRef(log="run log")
 _CLIPPED_BELOW = 1 - 1e-4  # what the measured factor of an unclipped step stays above
 
 
@@ -60,8 +66,10 @@ def gather(run: Path, trust: Trust) -> Evidence:
     with RunReader.open(run) as reader:
         note, events, steps = reader.final_note, reader.events(), reader.live_steps()
         logged, records = [rank.records() for rank in reader.ranks], reader.live_records()
-        samples = reader.sample_index(records)
+        samples, attempts = reader.sample_index(records), attempt_steps(reader)
         superseded = sum(map(len, logged)) - len(records)
+        said = Said.read(reader)
+        fates = tuple(_fate(reader, fate, found) for fate, found in sample_use(reader).items())
         manifest, manifest_bytes = reader.manifest, reader.manifest_bytes
     if note is None or note.checkpoint().root.hex() != verdict.root:
         raise UnverifiedEvidenceError(f"{run} changed while it was read", "Make the report again.")
@@ -76,12 +84,13 @@ def gather(run: Path, trust: Trust) -> Evidence:
         data_description=manifest.data.description,
         purpose=_settings(manifest.purpose),
         sources=tuple(_source(source, manifest.data, records) for source in manifest.data.sources),
+        samples=fates,
         records=_records(records, samples).model_copy(
             update={"superseded": superseded, "ref": _range(logged[0]["seq"])}  # entries of rank 0, whose log is cited
         ),
         steps=_steps(steps),
         model=_settings(manifest.model),
-        tracking=_settings(manifest.tracking),
+        tracking=TrackingFacts(ref=_MANIFEST, found=Tracking.read(manifest.tracking)),
         training=_settings(manifest.training),
         environment=_settings(manifest.environment),
         sketch=_settings(manifest.sketch.model_dump(mode="json", exclude={"parameters"})),
@@ -91,15 +100,16 @@ def gather(run: Path, trust: Trust) -> Evidence:
             SessionFacts(ref=_entry(event), attempt=event.json()["certificate"]["attempt"], ts_us=event.ts_us)
             for event in by_kind[EventKind.SESSION]
         ),
-        notices=tuple(_notice(event) for kind in _NOTABLE for event in by_kind[kind]),
+        attempts=tuple(_attempt(attempt, events) for attempt in attempts),
+        processes=manifest.world_size,
+        self_checks=said.self_checks,
+        losses=said.losses,
+        notices=said.notices,
         final_note=note.to_bytes().decode(),
         custody=tuple(_act(event) for event in acts),
         custody_head=None if head is None else head.to_bytes().decode(),
         influence=_influence(run, acts),
     )
-
-
-_NOTABLE = (EventKind.NOTICE, EventKind.LOSS_ACCEPTED)
 
 
 def _insist(run: Path, verdict: Verdict) -> None:
@@ -156,16 +166,16 @@ def _settings(block: dict[str, Any]) -> Settings:
 def _source(source: Source, data: DataBlock, records: NDArray[np.void]) -> SourceFacts:
     version = next(v for v in data.versions if v.data_version_id == source.data_version_id)
     mine = records[records["source_id"] == source.source_id]
-    revision = version.revision[:12] if version.kind == "git" else version.revision
     return SourceFacts(
         ref=_MANIFEST,
         source_id=source.source_id,
         path=source.path,
+        format=source.format,
         sha256=source.sha256,
         rows=source.rows,
-        version=f"git {revision}" if version.kind == "git" else revision,
+        version_kind=version.kind,
+        version=version.revision,
         dirty=version.dirty,
-        samples=len(np.unique(mine["row"])),
         uses=len(mine),
         tokens=int(mine["n_tokens"].sum(dtype=np.int64)),
     )
@@ -186,6 +196,18 @@ def _records(records: NDArray[np.void], samples: NDArray[np.int64]) -> RecordFac
         last_us=int(records["ts_us"].max()),
         flags={name: number for name, number in flags.items() if number},
     )
+
+
+def _fate(reader: RunReader, fate: Fate, found: Samples) -> SampleFacts:
+    first = tuple(places(reader, found.named[:MAX_NAMED]))
+    return SampleFacts(ref=_RUN_LOG, fate=fate, count=found.count, by_source=found.by_source, first=first)
+
+
+def _attempt(attempt: AttemptSteps, events: list[Event]) -> AttemptFacts:
+    """Cite where an attempt says from where it went on; the first one needs not."""
+    said = (event for event in events if event.kind == EventKind.RESUME and event.json()["attempt"] == attempt.number)
+    resume = next(said, None)
+    return AttemptFacts(ref=_RUN_LOG if resume is None else _entry(resume), steps=attempt)
 
 
 def _steps(events: list[Event]) -> StepFacts:
@@ -216,11 +238,6 @@ def _saved_weights(event: Event) -> CheckpointFacts:
     body = event.json()
     files = tuple(FileFacts(name=f["name"], sha256=f["sha256"], size_bytes=f.get("size_bytes")) for f in body["files"])
     return CheckpointFacts(ref=_entry(event), path=body["path"], step=body["step"], files=files)
-
-
-def _notice(event: Event) -> NoticeFacts:
-    text = "; ".join(f"{name}: {value}" for name, value in flatten(event.json()))
-    return NoticeFacts(ref=_entry(event), text=text)
 
 
 def _act(event: Event) -> CustodyFacts:

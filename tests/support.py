@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,21 @@ def simulated_steps(data: DataManifest, plan: Plan) -> Iterator[StepEntry]:
             gradient_scales=(gradient_scales[0], gradient_scales[1]),
             body={"step": step, "lr": [1e-3], "f": f, "residual": 1e-7, "skipped": False},
         )
+
+
+def step_on(data: DataManifest, step: int, index: list[int]) -> StepEntry:
+    """Return one step that used these samples and no others."""
+    entry = list(simulated_steps(data, Plan(steps=step, per_step=len(index))))[-1]
+    entry.index[:] = index
+    entry.records["source_id"], entry.records["row"], entry.records["data_version_id"] = data.locate(entry.index)
+    return entry
+
+
+def dataset_notice(absent: Sequence[int], *, rows: int = 21, named: int = 1_000) -> dict[str, Any]:
+    """Return the body of a notice that says which samples a trainer's dataset lacks."""
+    held = rows - len(absent)
+    first = sorted(absent)[:named]
+    return {"notice": "dataset", "rows": held, "distinct": held, "absent": len(absent), "absent_first": first}
 
 
 class LedgerSimulator:

@@ -27,6 +27,7 @@ from attribution.capture.batch import SAMPLE_INDEX, Announced, Batch, read_batch
 from attribution.capture.crossing import documents_see_each_other
 from attribution.capture.formulas import Embedding, Formula, Linear, Work
 from attribution.capture.fused import fused_linear
+from attribution.capture.kept import anchor, keep, take
 from attribution.capture.micro_batch import Captured, MicroBatch
 from attribution.capture.modules import Tracking
 from attribution.capture.per_sample import Piece
@@ -80,7 +81,7 @@ class HookSet:
         self._model, self._tracking, self._layout = model, tracking, layout
         self._check_index, self._mode, self._on_crossing = check_index, mode, on_crossing
         self._next_token = outputs.predicts_next_token(model)
-        self._anchor = torch.empty(0, *[1] * 8, device=layout.device, requires_grad=True)
+        self._anchor = anchor(layout.device)
         self._open: MicroBatch | None = None
         self._done: list[Captured] = []
         self._undo: list[Callable[[], None]] = []
@@ -229,7 +230,7 @@ class HookSet:
                 # One row of positions for the whole batch: give each row its own gradient.
                 output = changed = output.expand(micro.segments.rows, *output.shape[1:])
                 args = tuple(ids.expand(micro.segments.rows, *ids.shape[1:]) for ids in args)
-            cell = [self._kept(formula, args, kwargs)]
+            cell = [keep(formula.keep(args, kwargs), self._anchor)]
             output.register_hook(functools.partial(self._on_gradient, formula, micro, cell))
         else:
             # One output may have been made from another: through views only what comes from outside arrives.
@@ -237,18 +238,11 @@ class HookSet:
             places = [t is not None and t.requires_grad for t in output_tensors(output)]
             if not any(places):
                 return None
-            cell = [self._kept(formula, args, kwargs)]
+            cell = [keep(formula.keep(args, kwargs), self._anchor)]
             found = [t for t, place in zip(output_tensors(output), places, strict=True) if place and t is not None]
             register_multi_grad_hook(found, functools.partial(self._on_gradients, formula, micro, cell, places))
         self.seconds += perf_counter() - started
         return changed
-
-    def _kept(self, formula: Formula, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """Return what a formula keeps, with floating-point tensors as nodes of the graph."""
-        return [
-            _Node((leaf * self._anchor).grad_fn) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
-            for leaf in formula.keep(args, kwargs)
-        ]
 
     def _fuse(self, formula: Linear) -> Callable[[], None]:
         """Let a module compute its weight gradient as the sum of the per-sample gradients; return how to undo it."""
@@ -301,7 +295,7 @@ class HookSet:
             needed = units.gather_logits(logits, targets, dtype)
             outputs.on_gradient(logits, functools.partial(self._on_logits_gradient, micro, needed))
         else:
-            cell = [[_Node((logits.detach() * self._anchor).grad_fn)]]
+            cell = [keep([logits.detach()], self._anchor)]
             outputs.on_gradient(logits, functools.partial(self._on_bare_gradient, micro, cell))
 
     # --- backward pass --------------------------------------------------------------------------------------
@@ -327,7 +321,7 @@ class HookSet:
         """Queue what one module kept with its output's gradients, and work the queue off when it is long enough."""
         started = perf_counter()
         _refuse_late(formula, micro)
-        kept = _take(cell)
+        kept = take(cell)
         self._queue.append((formula, micro, kept, gradients))
         self._queued += sum(t.nbytes for t in (*kept, *gradients) if isinstance(t, Tensor))
         micro.arrive(formula.name, gradients)
@@ -380,7 +374,7 @@ class HookSet:
     def _on_bare_gradient(self, micro: MicroBatch, cell: list[list[Any]], gradient: Tensor) -> None:
         """Measure without labels: the targets are read off the gradient."""
         started = perf_counter()
-        (logits,) = _take(cell)
+        (logits,) = take(cell)
         needed = units.gather_logits(logits, units.targets_from_gradient(gradient), gradient.dtype)
         micro.units = units.measure(needed, gradient, micro.segments)
         self.seconds += perf_counter() - started
@@ -391,44 +385,12 @@ class HookSet:
         self.seconds += perf_counter() - started
 
 
-class _Node:
-    """A node of the autograd graph that saves one tensor, the way autograd saves a module's own input.
-
-    The product with an empty anchor (a leading dimension of size 0) that requires a gradient saves its other factor
-    and computes nothing. A custom autograd function does the same at several times the cost.
-    """
-
-    __slots__ = ("_grad_fn",)
-
-    def __init__(self, grad_fn: Any) -> None:
-        self._grad_fn = grad_fn
-
-    def tensor(self) -> Tensor:
-        """Return the saved tensor; under checkpointing it is recomputed here."""
-        saved: Tensor = self._grad_fn._saved_self
-        return saved
-
-
 def _nothing(module: nn.Module, args: Any, output: Any) -> None:
     return None
 
 
 def _view(leaf: Any) -> Any:
     return leaf.view_as(leaf) if isinstance(leaf, Tensor) and leaf.requires_grad else leaf
-
-
-def _take(cell: list[list[Any]]) -> list[Any]:
-    """Return what was kept, and drop the nodes.
-
-    Raises:
-        CaptureError: If it was taken before.
-    """
-    if not cell:
-        raise CaptureError(
-            "a second backward pass reached the same forward pass",
-            "Run the forward pass again before each backward pass, or add the losses and call backward once.",
-        )
-    return [leaf.tensor() if isinstance(leaf, _Node) else leaf for leaf in cell.pop()]
 
 
 def _refuse_late(formula: Formula, micro: MicroBatch) -> None:

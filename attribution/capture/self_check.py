@@ -52,6 +52,15 @@ class SelfCheck:
     seconds: float
     confirmed: bool
 
+    def summary(self) -> str:
+        """Return what was found, in a line."""
+        seen, every = self.modules
+        return (
+            f"self-check {'passed' if self.confirmed else 'could not confirm the sketches at this precision'}: "
+            f"{self.samples} samples, {seen} of {every} modules, relative error {self.oracle_error:.1e} against each "
+            f"sample alone and {self.sum_error:.1e} against the batch, {self.seconds:.1f} s"
+        )
+
     def to_body(self) -> dict[str, Any]:
         """Return the body of the event that records it."""
         return {"notice": "self-check", **dataclasses.asdict(self), "modules": list(self.modules)}

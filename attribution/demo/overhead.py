@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from attribution.capture.hooks import Mode
 from attribution.training.audit_mode import AuditMode
 from auditlog.datamanifest import DataManifest
 from auditlog.trust.keys import Signer
@@ -56,6 +57,7 @@ def measure(
     manifest: DataManifest,
     folder: Path,
     *,
+    mode: Mode = "observe",
     max_pairs: int,
     budget_s: float = 36.0,
     progress: Callable[[], None] = lambda: None,
@@ -69,6 +71,7 @@ def measure(
         batches: Training batches with their ``sample_index``.
         manifest: The data they come from.
         folder: For a throw-away run.
+        mode: Audit mode's capture mode.
         max_pairs: Stop after this many pairs.
         budget_s: Stop after this many seconds, but not before four pairs.
         progress: Called after each pair.
@@ -78,7 +81,8 @@ def measure(
     signer = Signer.generate("throw-away")
     began, times = perf_counter(), list[tuple[_Seconds, _Seconds]]()
     model.train()
-    with AuditMode(model, audited, manifest, run=folder, signer=signer, on_head=lambda name, note: None) as audit:
+    options: dict[str, Any] = {"run": folder, "signer": signer, "on_head": lambda name, note: None, "mode": mode}
+    with AuditMode(model, audited, manifest, **options) as audit:
         audit.hooks.detach()
 
         def with_audit(batch: Mapping[str, torch.Tensor]) -> _Seconds:

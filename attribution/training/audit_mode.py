@@ -321,21 +321,7 @@ class AuditMode:
             lambda: check(self._model, self.hooks, self._tracking, self._layout, batch, segments, apart=not crosses)
         )
         self.writer.event(EventKind.NOTICE, found.to_body())
-        if found.confirmed:
-            logger.info(
-                "audit mode: self-check passed: %d samples, %d of %d modules, error %.1e, %.1f s",
-                found.samples,
-                *found.modules,
-                max(found.oracle_error, found.sum_error),
-                found.seconds,
-            )
-        else:
-            logger.warning(
-                "audit mode: the self-check could not confirm the sketches at this precision: relative error %.1e "
-                "against each sample alone, %.1e against the batch; this is logged",
-                found.oracle_error,
-                found.sum_error,
-            )
+        logger.log(logging.INFO if found.confirmed else logging.WARNING, "audit mode: %s", found.summary())
 
     def _seal(self) -> None:
         """Snapshot the trained parameters and close the log; rank 0 last, since its seal names the others' heads."""

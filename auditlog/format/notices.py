@@ -43,7 +43,7 @@ class SelfCheck:
             number: How to write the error.
         """
         if not self.samples:
-            return "switched off, so nothing confirms the sketches of this run"
+            return "switched off, so nothing confirms the sketches"
         how = "as a sum" if self.oracle_error is None else "one at a time"
         samples = f"{self.samples} sample{'' if self.samples == 1 else 's'} compared with autograd {how}"
         seen = f"{self.modules_seen} of {self.modules} modules seen"

@@ -46,8 +46,9 @@ class StepCheck:
 def recompute(reader: RunReader) -> list[StepCheck]:
     """Return the check of every step whose consumed gradient is stored, over the samples of all ranks.
 
-    Steps of attempts that no longer count are checked too. Steps with a record that is not finite are left out: their
-    samples cannot add up to a finite gradient. Compare the length with the number of step events.
+    Steps of attempts that no longer count are checked too, if every process has logged them. Steps with a record that
+    is not finite are left out: their samples cannot add up to a finite gradient. Compare the length with the number of
+    step events.
 
     Raises:
         StoreError: If a sketch row is missing.
@@ -58,22 +59,28 @@ def recompute(reader: RunReader) -> list[StepCheck]:
 def _steps(reader: RunReader) -> Iterator[StepCheck]:
     dim = reader.manifest.sketch.dim
     ranks = [(rank, _records_by_step(rank)) for rank in reader.ranks]
+    live = {event.seq for event in reader.live_steps()}
     for event in reader.events(EventKind.STEP):
         body = event.json()
-        own = [(rank, records(body["attempt"], body["step"])) for rank, records in ranks]
+        found = [(rank, records(body["attempt"], body["step"])) for rank, records in ranks]
+        own = [(rank, rows) for rank, rows in found if rows is not None]
+        if len(own) < len(found) and event.seq not in live:
+            continue  # a process was killed before it could log this step, and training went back behind it
         is_finite = not any(np.any(rows["flags"] & Flag.NOT_FINITE) for _, rows in own)
         if body["gradient"] is not None and is_finite:
             yield _check(body, own, dim)
 
 
-def _records_by_step(reader: RunReader) -> Callable[[int, int], NDArray[np.void]]:
-    """Return a function from attempt and step to the records ``(n,)`` that one rank's step event counts."""
+def _records_by_step(reader: RunReader) -> Callable[[int, int], NDArray[np.void] | None]:
+    """Return a function from attempt and step to one rank's records ``(n,)``; ``None`` if it logged no such step."""
     records = reader.records()
     bodies = [event.json() for event in reader.events(EventKind.STEP)]
     places = {(body["attempt"], body["step"]): (body["first_seq"], body["records"]) for body in bodies}
 
-    def of_step(attempt: int, step: int) -> NDArray[np.void]:
-        first_seq, count = places.get((attempt, step), (0, 0))
+    def of_step(attempt: int, step: int) -> NDArray[np.void] | None:
+        if (attempt, step) not in places:
+            return None
+        first_seq, count = places[attempt, step]
         first = int(np.searchsorted(records["seq"], first_seq))
         return records[first : first + count]
 

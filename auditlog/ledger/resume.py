@@ -161,12 +161,14 @@ def _differences(recorded: DataBlock, present: DataBlock) -> Iterator[str]:
                 yield f"source file {was.path}: {name} was {getattr(was, name)} and is {getattr(now, name)}"
     if len(recorded.sources) != len(present.sources):
         yield f"there were {len(recorded.sources)} source files, now there are {len(present.sources)}"
-    for name in type(recorded).model_fields:
-        was, now = getattr(recorded, name), getattr(present, name)
-        if name == "versions":  # the same content may have a newer commit by now
-            was, now = ([(v.data_version_id, v.kind, v.root) for v in versions] for versions in (was, now))
-        if was != now:
-            yield f"{name} was {was!r} and is {now!r}"
+    blocks = (recorded, present)
+    # The same content may have a newer commit by now.
+    roots, now_roots = ([(v.data_version_id, v.kind, v.root) for v in block.versions] for block in blocks)
+    if roots != now_roots:
+        yield f"versions were {recorded.versions!r} and are {present.versions!r}"
+    for name in type(recorded).model_fields.keys() - {"versions"}:
+        if getattr(recorded, name) != getattr(present, name):
+            yield f"{name} was {getattr(recorded, name)!r} and is {getattr(present, name)!r}"
 
 
 def _all_heads(run: Path, on_head: OnHead | None) -> Iterator[tuple[str, bytes]]:

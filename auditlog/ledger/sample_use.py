@@ -18,6 +18,8 @@ from auditlog.format.notices import Dataset, parse_notice
 from auditlog.format.records import Event, EventKind
 from auditlog.ledger.reader import RunReader
 
+MAX_NAMED = 1_000  # samples of one list that a program is told by name
+
 
 class Fate(enum.StrEnum):
     """What became of a sample."""
@@ -62,7 +64,7 @@ def sample_use(reader: RunReader) -> dict[Fate, Samples]:
     """Return what became of the samples, by fate.
 
     With a dataset notice of every attempt that took steps there are ``DROPPED`` and ``NOT_REACHED``; otherwise both
-    are ``UNUSED``.
+    are ``UNUSED``. ``SUPERSEDED`` is there where training was resumed.
 
     Raises:
         FormatError: If a dataset notice is malformed.
@@ -72,8 +74,9 @@ def sample_use(reader: RunReader) -> dict[Fate, Samples]:
     index, attempt, live = (np.concatenate(columns) for columns in zip(*logged, strict=True))
     used, ever = np.unique(index[live]), np.unique(index)
     rest = np.setdiff1d(np.arange(rows), ever, assume_unique=True)
-    lists = {Fate.USED: used, Fate.SUPERSEDED: np.setdiff1d(ever, used, assume_unique=True)}
-    found = {fate: _all(reader, samples) for fate, samples in lists.items()}
+    found = {Fate.USED: _all(reader, used)}
+    if len(reader.attempts) > 1:
+        found[Fate.SUPERSEDED] = _all(reader, np.setdiff1d(ever, used, assume_unique=True))
     absent = _absent(reader, set(attempt.tolist()), set(attempt[live].tolist()))
     return found | ({Fate.UNUSED: _all(reader, rest)} if absent is None else _apart(reader, rest, absent))
 

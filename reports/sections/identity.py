@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime
 
+from auditlog.ledger.sample_use import Fate
 from reports.document import (
     ESTIMATED,
     MEASURED,
@@ -19,6 +20,7 @@ from reports.document import (
     Section,
     Table,
 )
+from reports.evidence import Evidence
 from reports.formats import moment, quantity, short
 from reports.sections.exceptions import exceptions
 from reports.sections.subject import ROLE_NOT_DECLARED, Subject
@@ -256,7 +258,7 @@ def _shown(subject: Subject) -> tuple[tuple[str, str, str], ...]:
     )
     data = (
         f"{quantity(len(evidence.sources), 'source file')}, {records.samples:,} rows used {records.records:,} times, "
-        f"{quantity(records.tokens, 'token')} with loss (section 11)."
+        f"{quantity(records.tokens, 'token')} with loss{_unused(subject.evidence)} (section 11)."
     )
     gradients = (
         "Sum of the recorded gradients against the gradient that the optimizer consumed, over "
@@ -278,3 +280,9 @@ def _shown(subject: Subject) -> tuple[tuple[str, str, str], ...]:
         )
         shown.append(("Influence", answer, f"[{ESTIMATED}]"))
     return tuple(shown)
+
+
+def _unused(evidence: Evidence) -> str:
+    """Count the rows that the final weights did not use, by list."""
+    lists = [f"{found.count:,} {found.fate}" for found in evidence.samples if found.count and found.fate != Fate.USED]
+    return "".join(f"; {said}" for said in lists)

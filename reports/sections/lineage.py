@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from reports.document import MEASURED, RECORDED, Block, Column, Fact, Facts, Heading, Section, Table
-from reports.evidence import Settings
+from reports.evidence import Evidence, Settings
 from reports.formats import moment, quantity, short
+from reports.sections.capture import capture_facts, untracked
 from reports.sections.duties import duty_table
+from reports.sections.rows import fates, source_files
 from reports.sections.subject import Subject
 from reports.text import shorten
 
@@ -21,15 +23,18 @@ def lineage(subject: Subject) -> Section:
     described = subject.evidence.data_description or "not recorded"
     blocks: list[Block] = [
         Heading("Base model and training run"),
-        Facts((*_model(subject), *_run(subject))),
+        Facts((*_model(subject), *capture_facts(subject.evidence), *_run(subject))),
+        *untracked(subject.evidence),
+        *_attempts(subject.evidence),
         Heading("Source files"),
-        _sources(subject),
+        source_files(subject.evidence),
         Facts(
             (
                 Fact("What the data is", shorten(described, 600), RECORDED, "manifest"),
                 *subject.statements(*_DATA_STATEMENTS),
             )
         ),
+        *fates(subject.evidence),
         Heading("Settings and software of the run"),
         _settings(subject.evidence.training, subject.evidence.environment),
     ]
@@ -40,7 +45,7 @@ def lineage(subject: Subject) -> Section:
 
 
 def _model(subject: Subject) -> list[Fact]:
-    model, tracking = subject.evidence.model, subject.evidence.tracking
+    model = subject.evidence.model
     source = str(model.ref)
     adapter = model.get("adapter")
     return [
@@ -49,17 +54,7 @@ def _model(subject: Subject) -> list[Fact]:
             "SHA-256 of its frozen weights", model.get("frozen_sha256") or "not recorded", MEASURED, source, mono=True
         ),
         Fact("Adapter", adapter or "none: the model's own weights were trained", RECORDED, source),
-        Fact(
-            "Trained values, of which tracked",
-            f"{_count(model.get('trainable_entries'))}, {_count(tracking.get('tracked_entries'))}",
-            MEASURED,
-            str(tracking.ref),
-        ),
     ]
-
-
-def _count(text: str | None) -> str:
-    return f"{int(text):,}" if text is not None and text.isdigit() else text or "not recorded"
 
 
 def _run(subject: Subject) -> list[Fact]:
@@ -94,6 +89,8 @@ def _run(subject: Subject) -> list[Fact]:
         ),
         Fact("Clip factor as measured", factor, MEASURED, place),
     ]
+    if evidence.processes > 1:
+        facts.append(Fact("Processes", f"{evidence.processes}; each kept its own log", RECORDED, "manifest"))
     for checkpoint in evidence.checkpoints:
         label = f"Saved weights at step {checkpoint.step}"
         facts.append(
@@ -102,35 +99,39 @@ def _run(subject: Subject) -> list[Fact]:
     return facts
 
 
-def _sources(subject: Subject) -> Table:
+def _attempts(evidence: Evidence) -> tuple[Block, ...]:
+    """Return from where training went on, attempt by attempt; nothing for a run that was never resumed."""
+    if len(evidence.attempts) < 2:
+        return ()
     rows = tuple(
         (
-            str(source.source_id),
-            shorten(source.path, 80),
-            shorten(source.version.removeprefix("sha256:"), 40) + (" (modified)" if source.dirty else ""),
-            f"{source.rows:,}",
-            f"{source.samples:,}",
-            f"{source.uses:,}",
-            f"{source.tokens:,}",
-            source.sha256[:16],
+            str(attempt.steps.number),
+            f"step {attempt.steps.from_step:,} of attempt {attempt.steps.from_attempt}"
+            if attempt.steps.from_attempt
+            else "the start",
+            "none" if attempt.steps.last_step is None else f"{attempt.steps.last_step:,}",
+            f"{attempt.steps.steps:,}",
+            f"{attempt.steps.live_steps:,}",
+            str(attempt.ref),
         )
-        for source in subject.evidence.sources
+        for attempt in evidence.attempts
     )
-    return Table(
-        (
-            Column("Id", 5, "number"),
-            Column("File", 27, "strong"),
-            Column("Data version", 17),
-            Column("Rows", 8, "number"),
-            Column("Used", 8, "number"),
-            Column("Uses", 8, "number"),
-            Column("Tokens", 10, "number"),
-            Column("SHA-256, start", 17, "mono"),
+    return (
+        Heading("Attempts"),
+        Table(
+            (
+                Column("Attempt", 10, "number"),
+                Column("Went on from", 26),
+                Column("Last step", 12, "number"),
+                Column("Steps logged", 12, "number"),
+                Column("Of which count", 14, "number"),
+                Column("Source", 26),
+            ),
+            rows,
+            caption="A step counts if the final weights went through it. The others are logged, and a later attempt "
+            "went back behind them.",
+            tag=MEASURED,
         ),
-        rows,
-        caption="Rows of the file, rows that training used, and how often. Tokens are those that carried loss, over "
-        "all uses. Full digests: Appendix A.",
-        tag=MEASURED,
     )
 
 

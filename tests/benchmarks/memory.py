@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROWS, TOKENS, PAIRS = 8, 512, 3
+ROWS, TOKENS, PAIRS = 8, 512, 2
 NAME = "memory.extra_checkpointed_mb"
 
 

@@ -410,7 +410,7 @@ def test_f05_show_step_lists_the_samples_of_every_attempt(gradtrail, tmp_path: P
 def test_show_says_what_no_longer_counts(gradtrail, tmp_path: Path) -> None:
     sim = interrupted(tmp_path / "run")
     text = gradtrail("show", sim.run).out
-    assert "3: 2 from step 4 of attempt 1, 3 from step 4 of attempt 2" in text
+    assert "3: 1 to step 4, 2 from step 4 of attempt 1 to step 6, 3 from step 4 of attempt 2 to step 6" in text
     assert "16 records of 2 steps: a later attempt went back behind them" in text
     assert gradtrail("show", sim.run, "--steps").out.count("superseded") == 2
     assert gradtrail("show", sim.run, "--recompute").code == 0

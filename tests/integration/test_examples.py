@@ -14,6 +14,8 @@ SAYS = {
     "01_plain_loop.py": ("VERIFIED: 48 records in 6 steps, exit 0",),
     "02_trainer.py": ("48 records in 6 steps",),
     "03_ask.py": ("Is this about this case?", "not logged"),
+    "05_packing.py": ("24 records from 3 rows", "error below 1e-5: True"),
+    "06_resume.py": ("broken off after 4 steps", "VERIFIED: 2 attempts"),
     "04_catch_tampering.py": ("UNANCHORED", "INTEGRITY, exit 4", "E_LEAF: record 5"),
 }
 

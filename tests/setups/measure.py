@@ -6,11 +6,12 @@ import functools
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from setups import ranks
 from setups import training as loops
 from setups.training import Batch, Context, Loop, LossOf, Optimizer, Training
 from torch import Tensor, nn
@@ -53,6 +54,7 @@ class SetUp:
         clips: Whether ``f`` may differ from 1.
         identical: Whether ``observe`` leaves training bit-identical; a compiler splits its graphs around hooks.
         slow: Takes more than a few seconds.
+        processes: How many train together.
     """
 
     group: str
@@ -71,6 +73,7 @@ class SetUp:
     clips: bool = False
     identical: bool = True
     slow: bool = False
+    processes: int = 1
 
     def training(self, with_ids: bool) -> Training:
         """Return fresh weights, a fresh optimizer and the data; ids only where somebody takes them out again."""
@@ -82,28 +85,37 @@ class SetUp:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What one set-up gave in one mode.
+class Compared:
+    """What one process captured, beside what autograd says.
 
     Attributes:
         samples: Captured sample uses, all of them compared.
         error: Largest relative error of a sample's sketch.
         loss_error: Largest relative error of a sample's loss, where it is known.
-        residual: Worst conservation residual of a step.
-        factor_error: Largest distance of a step's ``f`` from 1.
         drift: Largest difference of a weight from the run without audit mode.
         flags: Flags of each record.
-        routes: How modules were captured.
-        coverage: Share of trainable entries.
     """
 
     samples: int
     error: float
     loss_error: float
-    residual: float
-    factor_error: float
     drift: float
     flags: list[int]
+
+
+@dataclass(frozen=True)
+class Measured(Compared):
+    """What one set-up gave in one mode, all processes together.
+
+    Attributes:
+        residual: Worst conservation residual of a step.
+        factor_error: Largest distance of a step's ``f`` from 1.
+        routes: How modules were captured.
+        coverage: Share of trainable entries.
+    """
+
+    residual: float
+    factor_error: float
     routes: dict[str, int]
     coverage: float
 
@@ -154,7 +166,7 @@ class Comparison:
     """Compares captured samples with autograd on a second model, which no hook was ever on."""
 
     setup: SetUp
-    trained: nn.Module
+    training: Training
     samples: int = 0
     error: float = 0.0
     loss_error: float = 0.0
@@ -172,7 +184,7 @@ class Comparison:
 
     def __call__(self, audit: AuditMode, captured: list[Captured]) -> None:
         """Compare a step's samples at the weights that they were captured at."""
-        self.twin.load_state_dict(self.trained.state_dict())
+        self.twin.load_state_dict(self.training.model.state_dict())
         for micro in captured:
             for slot, index in enumerate(micro.sample_index.tolist()):
                 self._compare(micro, slot, *self.places[index])
@@ -199,29 +211,45 @@ def measure(setup: SetUp, mode: Mode, folder: Path, data: DataManifest, signer: 
     Args:
         setup: What to run.
         mode: How to capture.
-        folder: An empty folder.
+        folder: A folder without a run in it.
         data: At least as many rows as the set-up has ids.
         signer: Any key.
     """
-    training = setup.training(with_ids=True)
-    compare = Comparison(setup, training.model)
-    audited = Audited(folder, data, signer, mode=mode)
-    audited.on_step = compare
-    setup.loop(training, audited)
+    if setup.processes == 1:
+        found = compare(setup, mode, folder, data, signer)
+    else:
+        found = together([Compared(**of_rank) for of_rank in ranks.launch(setup, mode, folder, data, signer)])
     with RunReader.open(folder / "run") as run:
-        steps = [event.json() for event in run.events(EventKind.STEP)]
+        steps = [event.json() for rank in run.ranks for event in rank.events(EventKind.STEP)]
         tracking = run.manifest.tracking
-    assert sum(step["records"] for step in steps) == compare.samples
+    assert sum(step["records"] for step in steps) == found.samples
     return Measured(
-        samples=compare.samples,
-        error=compare.error,
-        loss_error=compare.loss_error,
+        **asdict(found),
         residual=max(step["residual"] for step in steps),
         factor_error=max(abs(step["f"] - 1) for step in steps),
-        drift=drift(without_audit(setup), training.model),
-        flags=compare.flags,
         routes=tracking["routes"],
         coverage=tracking["coverage"],
+    )
+
+
+def compare(setup: SetUp, mode: Mode, folder: Path, data: DataManifest, signer: Signer) -> Compared:
+    """Do one process's part of ``measure``: train, and compare what was captured here."""
+    training = setup.training(with_ids=True)
+    audited = Audited(folder, data, signer, mode=mode)
+    audited.on_step = seen = Comparison(setup, training)
+    setup.loop(training, audited)
+    moved = drift(without_audit(setup), training.model)
+    return Compared(seen.samples, seen.error, seen.loss_error, moved, seen.flags)
+
+
+def together(found: list[Compared]) -> Compared:
+    """Return the worst of all processes."""
+    return Compared(
+        samples=sum(f.samples for f in found),
+        error=max(f.error for f in found),
+        loss_error=max(f.loss_error for f in found),
+        drift=max(f.drift for f in found),
+        flags=[flag for f in found for flag in f.flags],
     )
 
 

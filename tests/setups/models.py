@@ -125,15 +125,37 @@ def _without_zeros(model: nn.Module) -> nn.Module:
     return model
 
 
+def lora(**options: Any) -> LoraConfig:
+    return LoraConfig(**({"r": 4, "lora_alpha": 8, "target_modules": "all-linear"} | options))
+
+
 def adapted(make: Callable[[], nn.Module] = tiny_llama, **options: Any) -> nn.Module:
     """Return a model with LoRA whose B is not zero, so that A has a gradient from the first step."""
-    chosen = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"} | options
-    model = get_peft_model(make(), LoraConfig(**chosen))
+    return with_values(get_peft_model(make(), lora(**options)))
+
+
+def with_values(model: nn.Module) -> nn.Module:
+    """Give a value to the halves of LoRA that start at zero."""
     set_seed(8)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name or "lora_embedding_A" in name:
                 parameter.normal_(std=0.1)
+    return model
+
+
+def attending(make: Callable[[], nn.Module], implementation: str) -> nn.Module:
+    """Return a model with one of transformers' implementations of attention."""
+    model = make()
+    getattr(model, "get_base_model", lambda: model)().set_attn_implementation(implementation)
+    return model
+
+
+def tied_llama() -> nn.Module:
+    """Return Llama whose head is the embedding's own table."""
+    model = tiny_llama()
+    model.config.tie_word_embeddings = True
+    model.lm_head.weight = model.model.embed_tokens.weight
     return model
 
 

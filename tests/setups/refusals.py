@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
-from setups import models
+from setups import models, packing
 from setups import training as loops
 from setups.training import Auditor, Batch
 from tiny import tiny_llama, tiny_lora
@@ -17,6 +17,7 @@ from attribution.errors import (
     AttributionError,
     CaptureError,
     CoverageGapError,
+    SampleIdentityError,
     SelfCheckError,
     UnsupportedSetupError,
 )
@@ -95,6 +96,10 @@ def _first_batch(model: nn.Module, batch: Batch, auditor: Auditor) -> None:
     model.train()
     with auditor.around(model, _sgd(model)):
         model(**(batch if "input_ids" in batch else {"x": batch["x"], "sample_index": batch["sample_index"]}))
+
+
+def _masked(batch: Batch) -> Batch:
+    return batch | {"attention_mask": torch.ones_like(batch["input_ids"])}
 
 
 def _compile_in_place(model: nn.Module) -> nn.Module:
@@ -190,6 +195,20 @@ REFUSALS = [
         CaptureError,
         "relative_attention_bias: its batch has 9 rows",
         lambda auditor: _first_batch(models.t5(), loops.texts(1)[0], auditor),
+        _first,
+    ),
+    Refusal(
+        "packed documents that see each other: an attention mask is given (A19)",
+        SampleIdentityError,
+        "see each other",
+        lambda auditor: _first_batch(tiny_lora(), _masked(packing.packed()[0]), auditor),
+        _first,
+    ),
+    Refusal(
+        "packed documents that see each other: use_cache=True (A19)",
+        SampleIdentityError,
+        "see each other",
+        lambda auditor: _first_batch(tiny_lora(), packing.packed()[0] | {"use_cache": True}, auditor),
         _first,
     ),
     Refusal(

@@ -8,7 +8,7 @@ from typing import Any
 
 import schedulefree
 import torch
-from setups import models
+from setups import models, packing, pairs
 from setups import training as loops
 from setups.measure import HALF, SetUp
 from tiny import tiny_gpt2, tiny_llama
@@ -68,7 +68,8 @@ def spread_gpt2() -> nn.Module:
 
 
 _lora = models.adapted
-_small = functools.partial(models.adapted, target_modules=["q_proj", "down_proj"])
+_targets = {"target_modules": ["q_proj", "down_proj"]}
+_small = functools.partial(models.adapted, **_targets)
 _classes = {"loss": loops.class_loss, "loss_of": loops.class_loss_of}
 _unknown = {"flags": int(Flag.UNIT_UNKNOWN)}
 _observe = {"modes": ("observe",)}
@@ -196,6 +197,41 @@ LOOPS = [
     ),
 ]
 
+_packing = functools.partial(SetUp, "Packing and preference pairs")
+_packed = {"batches": packing.packed, "loss_of": packing.packed_loss_of}
+PACKING = [
+    *(
+        _packing(
+            f"packed documents, {name} ({attention})", functools.partial(models.attending, make, attention), **_packed
+        )
+        for name, make in (("Llama, LoRA", _lora), ("GPT-2, all parameters", models.gpt2))
+        for attention in ("sdpa", "eager")
+    ),
+    _packing("packed documents, HF Trainer and its collator", _small, loop=packing.flattening),
+    _packing("TRL SFT, padding", _lora, loop=packing.sft()),
+    _packing("TRL SFT, without padding", _lora, loop=packing.sft(padding_free=True, max_length=None)),
+    _packing("TRL SFT, packing (bfd)", _lora, loop=packing.sft(packing=True, max_length=24)),
+    _packing(
+        "TRL SFT, all parameters, the head used but never called",
+        tiny_llama,
+        loop=packing.sft(optim="sgd"),
+    ),
+    _packing(
+        "TRL SFT, all parameters, packing, tied head",
+        models.tied_llama,
+        loop=packing.sft(packing=True, max_length=24, optim="sgd"),
+    ),
+    _packing(
+        "TRL DPO, one sample per pair (unit unknown)",
+        tiny_llama,
+        pairs.pairs,
+        loop=pairs.dpo(**_targets),
+        loss_of=pairs.pair_share_of,
+        oracle=_small,
+        **_unknown,
+    ),
+]
+
 _optimizer = functools.partial(SetUp, "Optimizers")
 OPTIMIZERS = [
     _optimizer("AdamW", _small, optimizer=adamw),
@@ -233,4 +269,15 @@ HALF_PRECISION = [
     _half("bf16 weights, Llama all parameters", in_bf16(tiny_llama)),
 ]
 
-SETUPS = [*MODELS, *LOOPS, *OPTIMIZERS, *HALF_PRECISION]
+_ranks = functools.partial(SetUp, "Several processes", processes=2, slow=True)
+PROCESSES = [
+    _ranks(
+        "DistributedDataParallel, uneven batches",
+        _small,
+        functools.partial(loops.texts, rows=3),
+        loop=loops.data_parallel,
+    ),
+    _ranks("HF Trainer, two processes", _small, loop=loops.trainer(per_device_train_batch_size=2, max_grad_norm=0.0)),
+]
+
+SETUPS = [*MODELS, *LOOPS, *PACKING, *OPTIMIZERS, *HALF_PRECISION, *PROCESSES]

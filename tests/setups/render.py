@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+import datasets
 import torch
 from setups.measure import Audited, Measured, SetUp, measure
 from setups.refusals import REFUSALS
@@ -76,6 +77,7 @@ def main() -> int:
     """Render; the exit status is 1 if a figure is beyond its limit."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    datasets.disable_progress_bars()
     logging.getLogger("gradtrail").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
         lines, beyond = tables(Path(folder))

@@ -28,9 +28,12 @@ class Auditor(Protocol):
     def attach(self, trainer: Any) -> AbstractContextManager[Any]: ...
 
 
-@dataclass(frozen=True)
+@dataclass
 class Training:
-    """Everything a loop needs. ``loss`` is what it differentiates; the forward pass runs inside ``context``."""
+    """Everything a loop needs. ``loss`` is what it differentiates; the forward pass runs inside ``context``.
+
+    A loop whose trainer puts an adapter around the model leaves the result in ``model``.
+    """
 
     model: nn.Module
     optimizer: Optimizer
@@ -266,33 +269,45 @@ def accelerated(training: Training, auditor: Auditor) -> None:
                 optimizer.zero_grad()
 
 
+def arguments(folder: Path) -> dict[str, Any]:
+    """Return what every trainer is told: one epoch, and nothing but training."""
+    return {
+        "output_dir": str(folder / "out"),
+        "per_device_train_batch_size": 3,
+        "num_train_epochs": 1,
+        "learning_rate": 1e-3,
+        "save_strategy": "no",
+        "report_to": [],
+        "seed": 5,
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+    }
+
+
+def run(made: Any, auditor: Auditor) -> None:
+    """Train with a trainer; its optimizer and its loss are its own."""
+    from transformers import PrinterCallback
+
+    made.remove_callback(PrinterCallback)
+    with auditor.attach(made):
+        made.train()
+
+
 def trainer(**options: Any) -> Loop:
-    """Return Hugging Face's Trainer; its optimizer and its loss are its own."""
+    """Return Hugging Face's Trainer."""
 
     def loop(training: Training, auditor: Auditor) -> None:
         from datasets import Dataset
-        from transformers import PrinterCallback, Trainer, TrainingArguments
+        from transformers import Trainer, TrainingArguments
 
-        chosen = {"per_device_train_batch_size": 3, "num_train_epochs": 1, "learning_rate": 1e-3} | options
-        arguments = TrainingArguments(
-            output_dir=str(auditor.folder / "out"),
-            save_strategy="no",
-            report_to=[],
-            seed=5,
-            use_cpu=True,
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-            **chosen,
-        )
         made = Trainer(
             model=training.model,
-            args=arguments,
+            args=TrainingArguments(**(arguments(auditor.folder) | options)),
             train_dataset=Dataset.from_list(list(_rows(training.batches))),
             data_collator=_stack,
         )
-        made.remove_callback(PrinterCallback)
-        with auditor.attach(made):
-            made.train()
+        run(made, auditor)
 
     return loop
 
@@ -305,3 +320,14 @@ def _rows(batches: Iterable[Batch]) -> Iterable[dict[str, Any]]:
 
 def _stack(rows: list[dict[str, Any]]) -> Batch:
     return {key: torch.tensor([row[key] for row in rows]) for key in rows[0]}
+
+
+def data_parallel(training: Training, auditor: Auditor) -> None:
+    """One of several processes: every n-th row of each batch, gradients averaged over the processes."""
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    model = nn.parallel.DistributedDataParallel(training.model)
+    with auditor.around(model, training.optimizer):
+        for batch in training.batches:
+            training.loss(model, {key: value[rank::world] for key, value in batch.items()}).backward()
+            training.optimizer.step()
+            training.optimizer.zero_grad()

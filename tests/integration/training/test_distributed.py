@@ -29,7 +29,7 @@ from auditlog.format.records import EventKind, Flag
 from auditlog.ledger.conservation import recompute
 from auditlog.summary import run as summary_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # the first test waits for both launches
 
 WORKER = Path(__file__).with_name("rank_worker.py")
 EXACT = 1e-4

@@ -251,6 +251,7 @@ def test_after_a_refusal_the_run_can_still_go_on(loop: Loop) -> None:
     loop.verify()
 
 
+@pytest.mark.slow
 def test_N02_a_killed_run_goes_on_from_what_was_acknowledged(tmp_path: Path) -> None:
     worker = Path(__file__).with_name("killed_run.py")
     done = subprocess.run([sys.executable, str(worker), str(tmp_path)], capture_output=True, text=True, timeout=200)
@@ -379,6 +380,19 @@ def test_the_last_checkpoint_goes_on_and_nothing_differs(
     (resume,) = bodies(training.folder / "run", EventKind.RESUME)
     assert (resume["superseded_steps"], resume["superseded_records"]) == (2, 5)
     assert resume["training"]["train_batch_size"] == 3
+
+
+@pytest.mark.slow
+def test_N02_a_killed_trainer_goes_on_and_nothing_differs(
+    training: Training, uninterrupted: tuple[Trainer, np.ndarray]
+) -> None:
+    training.signer.save(training.folder / "key.p12", "correct horse")
+    worker = [sys.executable, str(Path(__file__).with_name("killed_trainer.py")), str(training.folder)]
+    done = subprocess.run(worker, capture_output=True, text=True, timeout=200)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    trainer = training.finished()
+    assert lineage(training.folder / "run") == [(1, 0, 0), (2, 1, 6)]
+    assert_same(training, trainer, uninterrupted)
 
 
 def test_N03_an_older_checkpoint_supersedes_what_came_after_it(

@@ -310,7 +310,7 @@ def test_A08_a_step_that_a_scaler_skips_leaves_the_weights_and_is_recorded_with_
 def test_A10_samples_without_loss_tokens_are_zeros_and_their_neighbours_are_not_touched(auditor: Audited) -> None:
     setup = SetUp("", "A10", tiny_lora, loops.some_without_loss)
     training = setup.training(with_ids=True)
-    auditor.on_step = compare = Comparison(setup, training.model)
+    auditor.on_step = compare = Comparison(setup, training)
     loops.plain(training, auditor)
     records = records_of(auditor)
     masked = records["n_tokens"] == 0
@@ -409,7 +409,7 @@ def test_two_models_are_audited_in_one_process_at_the_same_time(
     trainings = [setup.training(with_ids=True) for setup in setups]
     auditors = [Audited(tmp_path / setup.name, data, signer) for setup in setups]
     for setup, training, auditor in zip(setups, trainings, auditors, strict=True):
-        auditor.on_step = Comparison(setup, training.model)
+        auditor.on_step = Comparison(setup, training)
     first, second = (a.around(t.model, t.optimizer) for a, t in zip(auditors, trainings, strict=True))
     with first, second:
         for batch in loops.texts(2):
@@ -427,7 +427,7 @@ def test_two_models_are_audited_in_one_process_at_the_same_time(
 def test_a_step_without_zero_grad_does_not_close_and_its_samples_are_still_right(auditor: Audited) -> None:
     setup = SetUp("", "", tiny_lora)
     training = setup.training(with_ids=True)
-    auditor.on_step = compare = Comparison(setup, training.model)
+    auditor.on_step = compare = Comparison(setup, training)
     with auditor.around(training.model, training.optimizer):
         for batch in training.batches:
             training.forward(batch).backward()

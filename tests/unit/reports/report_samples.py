@@ -6,8 +6,13 @@ import datetime
 import hashlib
 from typing import Any
 
+from auditlog.format.notices import SelfCheck
+from auditlog.format.tracking import Tracking
+from auditlog.ledger.attempt_steps import AttemptSteps
+from auditlog.ledger.sample_use import Fate
 from reports.declarations import Classification, Declarations, System
 from reports.evidence import (
+    AttemptFacts,
     CheckFacts,
     CheckpointFacts,
     CustodyFacts,
@@ -16,10 +21,13 @@ from reports.evidence import (
     FileFacts,
     Influence,
     RecordFacts,
+    SampleFacts,
+    SelfCheckFacts,
     SessionFacts,
     Settings,
     SourceFacts,
     StepFacts,
+    TrackingFacts,
     Verification,
 )
 from reports.obligations import load_register
@@ -155,16 +163,56 @@ def make_sources() -> tuple[SourceFacts, ...]:
             ref=MANIFEST,
             source_id=i,
             path=path,
+            format="jsonl",
             sha256=digest(path),
             rows=rows,
-            version="files " + digest("data")[:12],
+            version_kind="files",
+            version="sha256:" + digest("data")[:16],
             dirty=None,
-            samples=rows,
             uses=rows + 8,
             tokens=2 * (rows + 8),
         )
         for i, (path, rows) in enumerate(sizes)
     )
+
+
+def make_samples(**counts: tuple[int, ...]) -> tuple[SampleFacts, ...]:
+    """What became of the 456 rows, by fate's name and source; by default all were used, and the dataset is known."""
+    by_fate = {Fate[name]: count for name, count in counts.items()}
+    by_fate = {Fate.USED: (228, 114, 114), Fate.DROPPED: (0, 0, 0), Fate.NOT_REACHED: (0, 0, 0)} | by_fate
+    return tuple(
+        SampleFacts(
+            ref=_run(),
+            fate=fate,
+            count=sum(counts),
+            by_source=counts,
+            first=tuple((source, row) for source, count in enumerate(counts) for row in range(count)),
+        )
+        for fate, counts in by_fate.items()
+    )
+
+
+def make_tracking(**changes: Any) -> TrackingFacts:
+    fields: dict[str, Any] = {
+        "mode": "observe",
+        "trainable_entries": 2_442_240,
+        "tracked_entries": 2_442_240,
+        "coverage": 1.0,
+        "routes": (("linear, exact", 420),),
+    }
+    return TrackingFacts(ref=MANIFEST, found=Tracking(**{**fields, **changes}))
+
+
+def make_self_check(**changes: Any) -> SelfCheckFacts:
+    fields: dict[str, Any] = {
+        "samples": 3,
+        "modules_seen": 420,
+        "modules": 420,
+        "oracle_error": 1.2e-7,
+        "sum_error": 4e-8,
+        "confirmed": True,
+    }
+    return SelfCheckFacts(ref=_run(2), found=SelfCheck(**{**fields, **changes}))
 
 
 def make_evidence(**changes: Any) -> Evidence:
@@ -202,6 +250,7 @@ def make_evidence(**changes: Any) -> Evidence:
         "many approvals.",
         "purpose": Settings(ref=MANIFEST, values=()),
         "sources": make_sources(),
+        "samples": make_samples(),
         "records": RecordFacts(
             ref=_run(1, 543),
             records=480,
@@ -237,9 +286,7 @@ def make_evidence(**changes: Any) -> Evidence:
                 ("trainable_entries", "2442240"),
             ),
         ),
-        "tracking": Settings(
-            ref=MANIFEST, values=(("coverage", "1"), ("tracked_entries", "2442240"), ("trainable_entries", "2442240"))
-        ),
+        "tracking": make_tracking(),
         "training": Settings(
             ref=MANIFEST,
             values=(
@@ -276,6 +323,15 @@ def make_evidence(**changes: Any) -> Evidence:
             ),
         ),
         "sessions": (SessionFacts(ref=_run(0), attempt=0, ts_us=T0_US),),
+        "attempts": (
+            AttemptFacts(
+                ref=_run(),
+                steps=AttemptSteps(number=1, from_attempt=0, from_step=0, steps=60, live_steps=60, last_step=60),
+            ),
+        ),
+        "processes": 1,
+        "self_checks": (make_self_check(),),
+        "losses": (),
         "notices": (),
         "final_note": f"example.org/credit\n545\n{root[:43]}=\n\n— example-bank Wg4cdyZa6mPq0s\n",
         "custody": (

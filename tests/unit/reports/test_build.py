@@ -70,11 +70,13 @@ def test_counts_equal_those_of_the_database(sealed: LedgerSimulator) -> None:
     assert (evidence.records.records, evidence.records.tokens) == (records, tokens)
     assert (evidence.records.first_us, evidence.records.last_us) == (first, last)
     for source in evidence.sources:
-        ((uses, samples, tokens),) = sealed.query(
-            f"SELECT count(*), count(DISTINCT row), sum(n_tokens) FROM records WHERE source_id = {source.source_id}"
+        ((uses, tokens),) = sealed.query(
+            f"SELECT count(*), sum(n_tokens) FROM records WHERE source_id = {source.source_id}"
         )
-        assert (source.uses, source.samples, source.tokens) == (uses, samples, tokens)
-    assert evidence.records.samples == sum(source.samples for source in evidence.sources)
+        assert (source.uses, source.tokens) == (uses, tokens)
+    used = evidence.samples[0]
+    counted = sealed.query("SELECT count(DISTINCT row) FROM records GROUP BY source_id ORDER BY source_id")
+    assert (used.fate, used.count, used.by_source) == ("used", evidence.records.samples, tuple(n for (n,) in counted))
     assert evidence.verification.entries == sealed.entries()
 
 
@@ -109,6 +111,14 @@ def test_a_resumed_run_is_reported_by_what_led_to_its_final_weights(tmp_path: Pa
     assert sum(source.uses for source in evidence.sources) == 39
     subject = Subject(evidence, Declarations(), load_register(), "r-1", "0" * 64, 0)
     assert "24 more that a later attempt superseded are not counted" in render_html(assemble(subject))
+    told = [(a.steps.number, a.steps.from_step, a.steps.steps, a.steps.live_steps) for a in evidence.attempts]
+    assert told == [(1, 0, 6, 3), (2, 3, 3, 3)]
+    with RunReader.open(sim.run) as reader:
+        (resume,) = reader.events(EventKind.RESUME)
+    assert evidence.attempts[1].ref.seq == resume.seq
+    ((ever,),) = sim.query("SELECT count(DISTINCT (source_id, row)) FROM records")
+    lists = {found.fate.name: found.count for found in evidence.samples}
+    assert lists == {"USED": samples, "SUPERSEDED": ever - samples, "UNUSED": 21 - ever}
 
 
 def test_every_value_points_at_the_entry_it_stands_in(sealed: LedgerSimulator) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import jinja2
 import pytest
 
+from auditlog.format.tracking import Untracked
 from reports import render
 from reports.art26 import assemble
 from reports.document import Document, Fact, Facts, Notice, Table
@@ -27,6 +28,7 @@ from tests.unit.reports.report_samples import (
     make_influence,
     make_sources,
     make_subject,
+    make_tracking,
 )
 
 REPOSITORY = Path(__file__).parents[3]
@@ -192,12 +194,12 @@ def test_exceptions_come_before_everything_else_in_the_summary() -> None:
     [
         ({"verification": {"abandoned": True}}, "abandoned"),
         ({"verification": {"attempts": 3}}, "3 attempts"),
+        ({"records": {"superseded": 8}}, "8 records of steps that a later attempt went back behind"),
         ({"verification": {"kept_heads": ()}}, "nothing here binds the operator"),
         ({"records": {"flags": {"NOT_FINITE": 2}}}, "2 records with a loss or gradient that is not finite"),
         ({"steps": {"residual_max": 3e-3, "residual_max_step": 41}}, "0.003 at step 41"),
         ({"steps": {"residual_max": None}}, "completeness of the steps was not measured"),
         ({"steps": {"skipped": 1}}, "1 optimizer step skipped"),
-        ({"tracking": {"values": (("tracked_entries", "10"), ("trainable_entries", "12"))}}, "Only 10 of 12"),
         ({"model": {"values": ()}}, "base model is not identified"),
         ({"influence": {"answered": "approve"}}, "not the “deny” asked about"),
     ],
@@ -256,6 +258,10 @@ def hostile_evidence() -> Evidence:
         training=plain.training.model_copy(update={"values": values}),
         purpose=plain.purpose.model_copy(update={"values": values}),
         notices=(NoticeFacts(ref=MANIFEST, text=HOSTILE),),
+        losses=(NoticeFacts(ref=MANIFEST, text=HOSTILE),),
+        tracking=make_tracking(
+            mode=HOSTILE, routes=((HOSTILE, 1),), untracked=(Untracked(HOSTILE, 1, HOSTILE),), tracked_entries=1
+        ),
         final_note=HOSTILE,
     )
 
