@@ -39,10 +39,10 @@ demo: setup  ## the whole story on a real model and real loan data
 	@$(BIN)/gradtrail demo --force
 
 test: setup lint  ## everything: lint, types, import contracts, all tests
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 quick: setup  ## the tests that take no more than a few seconds each
-	$(BIN)/python -m pytest -m 'not slow'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m 'not slow'
 
 lint: setup  ## ruff, mypy --strict on auditlog, import contracts
 	$(BIN)/ruff check .

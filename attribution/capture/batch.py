@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +44,7 @@ class Batch:
         labels: The labels, if anybody knows them.
         spans: Where each id's tokens lie, if the loop says so.
         others: Positional arguments.
+        mapping: The whole batch, where the model takes it as one argument; else ``None``.
     """
 
     index: Any
@@ -50,6 +52,7 @@ class Batch:
     labels: Tensor | None
     spans: Tensor | None
     others: tuple[Any, ...]
+    mapping: Any = None
 
     @property
     def token_ids(self) -> Tensor | None:
@@ -100,7 +103,9 @@ class Batch:
                 "If rows are packed from several documents, use attribution.PackingCollator, or pass position_ids "
                 "that start at 0 for each document and no attention_mask.",
             )
-        return index, Segments.whole_rows(len(index), self.rows)
+        tokens = self.token_ids
+        length = tokens.shape[1] if tokens is not None and tokens.ndim == 2 else 0
+        return index, Segments.whole_rows(len(index), self.rows, length)
 
     @property
     def crosses_documents(self) -> bool:
@@ -141,7 +146,18 @@ def read_batch(args: tuple[Any, ...], kwargs: Mapping[str, Any], announced: Anno
         spans=announced.spans,
         labels=announced.labels if announced.labels is not None else named.get("labels"),
         others=() if is_mapping else args,
+        mapping=args[0] if is_mapping else None,
     )
+
+
+def with_fields(mapping: Any, fields: Mapping[str, Any]) -> Any:
+    """Return a mapping of the same type that holds these fields and nothing else."""
+    changed = copy.copy(mapping)
+    for key in [key for key in changed if key not in fields]:
+        del changed[key]
+    for key, value in fields.items():
+        changed[key] = value
+    return changed
 
 
 def _as_integers(index: Any) -> Tensor:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from attribution.capture import outputs
 from attribution.capture.segments import Segments, Span
+from attribution.capture.undisturbed import undisturbed
 
 # Relative to the largest output. Rounding is the same in both passes; what another document adds is far more.
 _VISIBLE = 1e-3
@@ -62,8 +62,7 @@ def _neighbours(segments: Segments) -> tuple[Span, list[Span]] | None:
 
 def _outputs(model: nn.Module, fields: Mapping[str, Any]) -> Tensor | None:
     """Return logits ``(R, T, V)`` or log-probabilities of the targets ``(R, T - 1, 1)``."""
-    devices = [fields["input_ids"].device] if fields["input_ids"].is_cuda else []
-    with torch.random.fork_rng(devices=devices):
+    with undisturbed(model):
         output = model(**fields)
     found = outputs.find_logits(output)
     if found is None:

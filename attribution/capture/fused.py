@@ -11,8 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from attribution.capture.formulas import Formula, Linear
 
 # (input, output gradient) -> gradients of weight and bias, None where not trained
 Consume = Callable[[Tensor, Tensor], tuple[Tensor | None, Tensor | None]]
@@ -38,6 +40,38 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: boo
         with torch.autocast(kind, enabled=False):
             return _FusedLinear.apply(x, weight, bias, transposed, consume)
     return _FusedLinear.apply(x, weight, bias, transposed, consume)
+
+
+def can_fuse(formula: Formula) -> bool:
+    """Tell whether a module's forward is its class's own, and there is a weight gradient to compute."""
+    return isinstance(formula, Linear) and "weight" in formula.parameters and "forward" not in vars(formula.module)
+
+
+def fuse(module: nn.Module, transposed: bool, consumer: Callable[[], Consume | None]) -> Callable[[], None]:
+    """Let a linear module use ``fused_linear`` wherever ``consumer`` gives something; return how to undo it.
+
+    The module's class becomes a subclass of itself for the while. A copy or a pickle of it is of the class it was, so
+    a copy of the model that outlives the audit is a plain one.
+    """
+    plain = type(module)
+
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        consume = consumer() if self is module else None
+        if consume is None:
+            return plain.forward(self, x)  # type: ignore[no-any-return]
+        return fused_linear(x, self.weight, self.bias, transposed, consume)
+
+    def reduce(self: nn.Module, protocol: int) -> Any:
+        _, _, *state = plain.__reduce_ex__(self, protocol)
+        return object.__new__, (plain,), *state
+
+    names = {"forward": torch.compiler.disable(forward), "__reduce_ex__": reduce, "__module__": plain.__module__}
+    module.__class__ = type(plain.__name__, (plain,), names)
+
+    def undo() -> None:
+        module.__class__ = plain
+
+    return undo
 
 
 class _FusedLinear(torch.autograd.Function):

@@ -12,8 +12,10 @@ gradient is computed as the sum of its per-sample gradients (see ``fused``).
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Literal
 
@@ -23,23 +25,35 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils import _pytree as pytree
 
 from attribution.capture import fused_head, outputs, units
-from attribution.capture.batch import SAMPLE_INDEX, Announced, Batch, read_batch
+from attribution.capture.batch import SAMPLE_INDEX, Announced, Batch, read_batch, with_fields
 from attribution.capture.crossing import documents_see_each_other
 from attribution.capture.formulas import Embedding, Formula, Linear, Work
-from attribution.capture.fused import fused_linear
+from attribution.capture.fused import Consume, can_fuse, fuse
+from attribution.capture.hook import Hook
 from attribution.capture.kept import anchor, keep, take
 from attribution.capture.micro_batch import Captured, MicroBatch
 from attribution.capture.modules import Tracking
 from attribution.capture.per_sample import Piece
 from attribution.capture.recompute import output_tensors
 from attribution.capture.segments import Segments
-from attribution.errors import CaptureError, SampleIdentityError
+from attribution.errors import CaptureError, SampleIdentityError, UnsupportedSetupError
 from attribution.sketch.layout import SketchLayout
 
 Mode = Literal["observe", "fused"]
 # Modules are worked off in bursts: right after a large matrix product the first small operation takes several times
 # as long as the next. This much of their inputs and gradients may wait, beyond what autograd holds itself.
 QUEUE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of a module: whose it is, whether by the model's own pass, and what was kept, until it is taken."""
+
+    formula: Formula
+    micro: MicroBatch
+    is_own: bool
+    cell: list[list[Any]]
+
 
 _Waiting = tuple[Formula, MicroBatch, list[Any], Sequence[Tensor | None]]  # … what was kept, output gradients
 
@@ -61,7 +75,9 @@ class HookSet:
         step_began: ``perf_counter`` at the first training forward pass since the last ``take``.
         announced: What the loop says about the next forward pass; reset after use.
         rows_per_sample: Rows or documents per id; 2 for preference pairs.
-        before_first: Called once, with the first training batch, its layout, and whether its documents see each other.
+        discarded: Samples whose gradients were thrown away since the last ``take``.
+        before_first: Called with the first training batch and with the first of several samples, its layout, and
+            whether its documents see each other, until it is set to ``None``.
     """
 
     def __init__(
@@ -77,36 +93,45 @@ class HookSet:
         self.step_began: float | None = None
         self.announced = Announced()
         self.rows_per_sample = 1
+        self.discarded = 0
         self.before_first: Callable[[Batch, Segments, bool], None] | None = None
         self._model, self._tracking, self._layout = model, tracking, layout
         self._check_index, self._mode, self._on_crossing = check_index, mode, on_crossing
         self._next_token = outputs.predicts_next_token(model)
         self._anchor = anchor(layout.device)
         self._open: MicroBatch | None = None
+        self._has_seen_none = True
+        self._wants_ids = SAMPLE_INDEX in inspect.signature(model.forward).parameters
+        self._is_announced = False  # the loop says whose rows a pass has
+        self._is_inside = False  # the audited model's own forward pass is under way
         self._done: list[Captured] = []
         self._undo: list[Callable[[], None]] = []
         self._queue: list[_Waiting] = []
         self._queued = 0  # bytes that the queue holds on to
-        self._buffer = torch.empty(0, device=layout.device)
+        self._buffer = torch.empty(0, device=layout.device, dtype=torch.float32)
         self._crosses: bool | None = None  # whether packed documents see each other; tried out once
         self._quiet = False  # a module is being run again, or a self-check uses the model: not a pass of the loop
         self._passes_without_backward = 0
 
     def attach(self) -> None:
         """Register every hook. A compiler leaves them alone and breaks its graphs around them."""
+        if any(isinstance(hook, Hook) for hook in self._model._forward_pre_hooks.values()):
+            raise UnsupportedSetupError(
+                "the model is audited already", "Leave the first AuditMode before you enter another on the same model."
+            )
         hold, eager = self._undo.append, torch.compiler.disable
-        hold(self._model.register_forward_pre_hook(eager(self._on_batch), with_kwargs=True).remove)
-        hold(self._model.register_forward_hook(eager(self._on_output), with_kwargs=True).remove)
+        hold(self._model.register_forward_pre_hook(Hook(eager(self._on_batch)), with_kwargs=True).remove)
+        hold(self._model.register_forward_hook(Hook(eager(self._on_output)), with_kwargs=True).remove)
         on_forward = eager(self._on_forward)
         for formula in self._tracking.formulas:
-            if self._mode == "fused" and isinstance(formula, Linear) and "weight" in formula.parameters:
+            if self._mode == "fused" and can_fuse(formula):
                 hold(self._fuse(formula))
             else:
-                hook = functools.partial(on_forward, formula)
+                hook = Hook(on_forward, formula)
                 hold(formula.module.register_forward_hook(hook, with_kwargs=True).remove)
         head = outputs.head_of(self._model)
         if head is not None:  # so that compiled code, too, hands the logits over where their gradient can be seen
-            hold(head.register_forward_hook(eager(_nothing)).remove)
+            hold(head.register_forward_hook(Hook(eager(_nothing))).remove)
 
     def detach(self) -> None:
         """Remove every hook; the model is as it was."""
@@ -123,6 +148,18 @@ class HookSet:
         done, without = self._done, self._passes_without_backward
         self._done, self._passes_without_backward, self.step_began = [], 0, None
         return done, without
+
+    def discard(self) -> None:
+        """Drop the samples captured since the last step, whose gradients the loop threw away, and count them."""
+        self._close()
+        self.discarded += sum(len(c.sample_index) for c in self._done)
+        self._done, self._passes_without_backward = [], 0
+
+    @property
+    def unconsumed(self) -> int:
+        """Samples captured since the last optimizer step."""
+        self._close()
+        return sum(len(c.sample_index) for c in self._done)
 
     def forget(self) -> None:
         """Drop what a step that was broken off left behind: it belongs to no optimizer step."""
@@ -176,26 +213,42 @@ class HookSet:
         if is_own and torch.is_grad_enabled() and (model.training or batch.index is not None):
             self._begin(batch, started)
         self.seconds += perf_counter() - started
+        if self._wants_ids:
+            return None
         if SAMPLE_INDEX in kwargs:
             return args, {key: value for key, value in kwargs.items() if key != SAMPLE_INDEX}
-        if not batch.others and args and SAMPLE_INDEX in args[0]:
-            return (dict(batch.fields),), kwargs
+        if batch.mapping is not None and SAMPLE_INDEX in batch.mapping:
+            return (with_fields(batch.mapping, batch.fields),), kwargs
         return None
 
     def _begin(self, batch: Batch, started: float) -> None:
         """Open a micro-batch."""
         self._close()
+        if self._done and all(p.grad is None for p in self._tracking.parameters.values()):
+            self.discard()  # the loop threw the gradients away without a step
+        self._refuse_second_pass(batch)
         self.announced = Announced(labels=batch.labels)
         index, segments = batch.layout(self.rows_per_sample)
         self._check_index(index)
         crosses = self._documents_cross(batch, segments)
-        if self.before_first is not None:
-            check, self.before_first = self.before_first, None
-            check(batch, segments, crosses)
+        if self.before_first is not None and (segments.samples > 1 or self._has_seen_none):
+            self._has_seen_none = False
+            self.before_first(batch, segments, crosses)
         self.step_began = self.step_began or started
         self._open = MicroBatch(index, segments, batch.token_ids, self._layout)
         self._open.is_training = self._model.training
+        self._is_inside = True
         self._open.not_separable = crosses
+
+    def _refuse_second_pass(self, batch: Batch) -> None:
+        """Refuse a pass without ids where the loop announces them, one pass at a time."""
+        if batch.index is None and self._is_announced:
+            raise CaptureError(
+                "a second forward pass in one training step: only the first one's rows have been announced",
+                "Run one forward pass per training step, on all its rows; passes that are not trained on belong under "
+                "torch.no_grad().",
+            )
+        self._is_announced = self._is_announced or self.announced.index is not None
 
     def _documents_cross(self, batch: Batch, segments: Segments) -> bool:
         """Tell whether documents that share a row see each other; refuse them unless they may be marked."""
@@ -230,47 +283,44 @@ class HookSet:
                 # One row of positions for the whole batch: give each row its own gradient.
                 output = changed = output.expand(micro.segments.rows, *output.shape[1:])
                 args = tuple(ids.expand(micro.segments.rows, *ids.shape[1:]) for ids in args)
-            cell = [keep(formula.keep(args, kwargs), self._anchor)]
-            output.register_hook(functools.partial(self._on_gradient, formula, micro, cell))
+            call = self._call(formula, micro, args, kwargs)
+            output.register_hook(functools.partial(self._on_gradient, call))
         else:
             # One output may have been made from another: through views only what comes from outside arrives.
             output = changed = pytree.tree_map(_view, output)
             places = [t is not None and t.requires_grad for t in output_tensors(output)]
             if not any(places):
                 return None
-            cell = [keep(formula.keep(args, kwargs), self._anchor)]
+            call = self._call(formula, micro, args, kwargs)
             found = [t for t, place in zip(output_tensors(output), places, strict=True) if place and t is not None]
-            register_multi_grad_hook(found, functools.partial(self._on_gradients, formula, micro, cell, places))
+            register_multi_grad_hook(found, functools.partial(self._on_gradients, call, places))
         self.seconds += perf_counter() - started
         return changed
 
     def _fuse(self, formula: Linear) -> Callable[[], None]:
         """Let a module compute its weight gradient as the sum of the per-sample gradients; return how to undo it."""
-        module = formula.module
-        before = module.__dict__.get("forward")
-        plain = module.forward
 
-        def forward(x: Tensor) -> Tensor:
+        def consumer() -> Consume | None:
             micro = self._open
             if micro is None or self._quiet or not torch.is_grad_enabled():
-                return plain(x)
-            consume = functools.partial(self._consume, formula, micro)
-            return fused_linear(x, module.weight, module.bias, formula.transposed, consume)
+                return None
+            return functools.partial(self._consume, formula, micro, self._is_own_pass())
 
-        def undo() -> None:
-            if before is None:
-                del module.forward
-            else:
-                module.forward = before
+        return fuse(formula.module, formula.transposed, consumer)
 
-        module.forward = torch.compiler.disable(forward)  # type: ignore[method-assign]
-        return undo
+    def _call(self, formula: Formula, micro: MicroBatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+        return _Call(formula, micro, self._is_own_pass(), [keep(formula.keep(args, kwargs), self._anchor)])
+
+    def _is_own_pass(self) -> bool:
+        """Tell whether a module is called by the audited model's own pass; checkpointing calls it inside backward."""
+        return self._is_inside or not self._on_model or torch._C._current_graph_task_id() != -1
 
     def _on_output(self, model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         """Gather what the units need and wait for the gradient."""
         micro = self._open
-        if micro is None or self._quiet or not torch.is_grad_enabled():
+        if micro is None or self._quiet or not torch.is_grad_enabled() or not (self._is_inside or not self._on_model):
             return
+        self._is_inside = False
         started = perf_counter()
         labels = kwargs.get("labels")
         if self._on_model:
@@ -300,34 +350,43 @@ class HookSet:
 
     # --- backward pass --------------------------------------------------------------------------------------
 
-    def _on_gradients(
-        self,
-        formula: Formula,
-        micro: MicroBatch,
-        cell: list[list[Any]],
-        places: list[bool],
-        gradients: Sequence[Tensor | None],
-    ) -> None:
+    def _on_gradients(self, call: _Call, places: list[bool], gradients: Sequence[Tensor | None]) -> None:
         """Put the gradients of those outputs that have one into the places of all outputs."""
         arrived = iter(gradients)
-        self._arrive(formula, micro, cell, [next(arrived) if place else None for place in places])
+        self._arrive(call, [next(arrived) if place else None for place in places])
 
-    def _on_gradient(self, formula: Formula, micro: MicroBatch, cell: list[list[Any]], gradient: Tensor) -> None:
-        self._arrive(formula, micro, cell, (gradient,))
+    def _on_gradient(self, call: _Call, gradient: Tensor) -> None:
+        self._arrive(call, (gradient,))
 
-    def _arrive(
-        self, formula: Formula, micro: MicroBatch, cell: list[list[Any]], gradients: Sequence[Tensor | None]
-    ) -> None:
+    def _arrive(self, call: _Call, gradients: Sequence[Tensor | None]) -> None:
         """Queue what one module kept with its output's gradients, and work the queue off when it is long enough."""
         started = perf_counter()
-        _refuse_late(formula, micro)
-        kept = take(cell)
-        self._queue.append((formula, micro, kept, gradients))
+        self._refuse_stray(call.formula, call.micro, call.is_own)
+        kept = take(call.cell)
+        self._queue.append((call.formula, call.micro, kept, gradients))
         self._queued += sum(t.nbytes for t in (*kept, *gradients) if isinstance(t, Tensor))
-        micro.arrive(formula.name, gradients)
+        call.micro.arrive(call.formula.name, gradients)
         if self._queued > QUEUE_BYTES:
             self._work_off()
         self.seconds += perf_counter() - started
+
+    def _refuse_stray(self, formula: Formula, micro: MicroBatch, is_own: bool) -> None:
+        """Refuse a gradient that comes too late, or from a call that was not part of the audited model's own pass."""
+        if micro.closed:
+            raise CaptureError(
+                f"module {formula.name}: a gradient arrived after its micro-batch was closed",
+                "Call backward after each forward pass, before the next forward pass or optimizer.step().",
+            )
+        if is_own:
+            return
+        if self._on_crossing == "refuse":
+            raise CaptureError(
+                f"module {formula.name} was called outside of the audited model's training pass, so the rows it "
+                "worked on may be other samples'",
+                "Call the audited model itself with every batch and its sample_index, or accept records that are "
+                "marked as not separable: AuditMode(…, on_crossing='mark').",
+            )
+        micro.not_separable = True
 
     def _work_off(self) -> None:
         """Form and sketch the queued modules' per-sample gradients, in float32 whatever autocast says."""
@@ -339,13 +398,13 @@ class HookSet:
                     micro.add(part)
 
     def _consume(
-        self, formula: Linear, micro: MicroBatch, x: Tensor, gradient: Tensor
+        self, formula: Linear, micro: MicroBatch, is_own: bool, x: Tensor, gradient: Tensor
     ) -> tuple[Tensor | None, Tensor | None]:
         """Sketch a fused module's per-sample gradients and return their sums, the module's own gradients."""
         started = perf_counter()
-        _refuse_late(formula, micro)
+        self._refuse_stray(formula, micro, is_own)
         weight = formula.module.weight
-        flat = torch.empty(weight.numel(), device=weight.device)
+        flat = torch.empty(weight.numel(), device=weight.device, dtype=torch.float32)
         bias = None
         with torch.no_grad(), _without_autocast(self._layout.device):
             for part in formula.gradients(Work([x], (gradient,), micro.segments, self._scratch)):
@@ -363,7 +422,7 @@ class HookSet:
     def _scratch(self, rows: int, entries: int) -> Tensor:
         """Return a ``(rows, entries)`` tensor to overwrite: memory that is reused stays in the cache."""
         if self._buffer.numel() < rows * entries:
-            self._buffer = torch.empty(rows * entries, device=self._layout.device)
+            self._buffer = torch.empty(rows * entries, device=self._layout.device, dtype=torch.float32)
         return self._buffer[: rows * entries].view(rows, entries)
 
     def _on_logits_gradient(self, micro: MicroBatch, needed: units.TokenLogits, gradient: Tensor) -> None:
@@ -391,14 +450,6 @@ def _nothing(module: nn.Module, args: Any, output: Any) -> None:
 
 def _view(leaf: Any) -> Any:
     return leaf.view_as(leaf) if isinstance(leaf, Tensor) and leaf.requires_grad else leaf
-
-
-def _refuse_late(formula: Formula, micro: MicroBatch) -> None:
-    if micro.closed:
-        raise CaptureError(
-            f"module {formula.name}: a gradient arrived after its micro-batch was closed",
-            "Call backward after each forward pass, before the next forward pass or optimizer.step().",
-        )
 
 
 def _side_by_side(queue: list[_Waiting]) -> list[_Waiting]:

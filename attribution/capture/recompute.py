@@ -47,11 +47,15 @@ def _is_cache(value: Any) -> bool:
 def call_again(
     module: nn.Module, shape: CallShape, leaves: Sequence[Any], parameters: Mapping[str, Tensor]
 ) -> list[Tensor | None]:
-    """Call a module with other parameters; returns its outputs, ``None`` where one is not a tensor."""
+    """Call a module with other parameters; returns its outputs, ``None`` where one is not a tensor.
+
+    A parameter that the module shares with a child is exchanged in the module only: the child captures its own use.
+    """
     args, kwargs = pytree.tree_unflatten(list(leaves), shape.spec)
     kind, dtype = shape.autocast or ("cpu", None)
     with torch.autocast(kind, dtype=dtype, enabled=shape.autocast is not None, cache_enabled=False):
-        output = functional_call(module, dict(parameters), args, kwargs)
+        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}  # a second call must not count
+        output = functional_call(module, {**buffers, **parameters}, args, kwargs, tie_weights=False)
     return output_tensors(output)
 
 

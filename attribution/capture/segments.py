@@ -35,7 +35,7 @@ class Segments:
         rows: Rows of the batch ``R``.
         spans: The spans of each sample, ``S`` tuples; ``None`` where each sample has the same number of whole rows
             (row ``r`` belongs to sample ``r mod S``).
-        length: Tokens per row; 0 where rows are whole.
+        length: Tokens per row; 0 where that is not known.
     """
 
     samples: int
@@ -45,7 +45,7 @@ class Segments:
     _gather: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def whole_rows(cls, samples: int, rows: int) -> Segments:
+    def whole_rows(cls, samples: int, rows: int, length: int = 0) -> Segments:
         """Return the layout of a batch whose rows are not shared: one per sample, or several stacked blocks.
 
         Raises:
@@ -57,7 +57,7 @@ class Segments:
                 "If rows are packed from several documents, use attribution.PackingCollator, or pass position_ids "
                 "that start at 0 for each document.",
             )
-        return cls(samples, rows)
+        return cls(samples, rows, length=length)
 
     @classmethod
     def packed(cls, position_ids: Tensor, samples: int) -> Segments:
@@ -142,7 +142,7 @@ class Segments:
         """
         leading = tensor.shape[0] if tensor.ndim else 0
         if self.spans is None:
-            if not leading or leading % self.rows:
+            if not leading or not self._is_by_row(tensor):
                 return None
             rows = tensor.view(self.rows, leading // self.rows, *tensor.shape[1:])
             return rows[sample :: self.samples].flatten(0, 1)
@@ -173,12 +173,25 @@ class Segments:
         part = [slot[:i].count(row) for i, row in enumerate(slot)]
         return slot, part
 
+    def _is_by_row(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor has the batch's rows, or their tokens, in front.
+
+        What belongs to no row may still have a length that the rows divide: positions ``(T,)``, for example.
+        """
+        leading, is_flat = len(tensor), tensor.ndim > 1 and len(tensor) % self.rows == 0
+        if self.length:
+            is_flat = leading == self.rows * self.length
+        is_positions = tensor.ndim == 1 and leading == self.length > 1
+        return (leading == self.rows or is_flat) and not (is_positions and self.rows > 1)
+
     def _rows_first(self, tensor: Tensor, module: str) -> Tensor:
         """View a tensor as ``(R, T, d)``."""
         leading = tensor.shape[0]
         if leading == self.rows:
             return tensor if tensor.ndim == 3 else tensor.reshape(self.rows, -1, tensor.shape[-1])
-        if tensor.ndim == 2 and leading % self.rows == 0:
+        # Tokens may have been dropped on the way; then no equal share of what is left is a row's.
+        is_flat = leading == self.rows * self.length if self.length else leading % self.rows == 0
+        if tensor.ndim == 2 and is_flat:
             return tensor.reshape(self.rows, leading // self.rows, tensor.shape[-1])
         raise CaptureError(
             f"module {module}: its batch has {leading} rows {tuple(tensor.shape)}, the micro-batch has {self.rows}",

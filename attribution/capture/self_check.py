@@ -1,13 +1,15 @@
 """The start-up self-check: on a few samples of the first batch, is what would be recorded what autograd says?
 
-Runs before the first step, on the user's own model and batch, in evaluation mode (dropout would differ between a batch
-and its samples alone). Touches neither ``.grad`` nor the random number generators. The loss is our own and separable
-by sample, so the check covers capture, layout and sketch; what the loop's loss does is measured at every step.
+Runs before the first step, on the user's own model and batch, with dropout switched off (it would differ between a
+batch and its samples alone). Touches neither ``.grad`` nor buffers nor random number generators. The loss is our own
+and separable by sample, so the check covers capture, layout and sketch; what the loop's loss does is measured at every
+step.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,12 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attribution.capture.batch import Batch
+from attribution.capture.batch import Batch, with_fields
 from attribution.capture.hooks import HookSet
 from attribution.capture.micro_batch import MicroBatch
 from attribution.capture.modules import Tracking, mixing_modules, unseen
 from attribution.capture.oracle import gradient, gradient_by_backward
 from attribution.capture.segments import Segments, Span
+from attribution.capture.undisturbed import undisturbed
 from attribution.errors import SelfCheckError, UnsupportedSetupError
 from attribution.sketch.layout import SketchLayout
 
@@ -39,31 +42,40 @@ class SelfCheck:
     Attributes:
         samples: How many samples were compared.
         modules: Tracked modules that gradients reached, and how many there are.
-        oracle_error: Largest relative error of a sample's sketch against autograd on that sample alone.
+        oracle_error: Largest relative error of a sample's sketch against autograd on that sample alone; ``None`` if
+            samples see each other, so that only their sum was compared.
         sum_error: Relative error of the samples' sum against the batch's gradient.
         seconds: Wall time.
-        confirmed: Both errors lie within the tolerance of the model's precision.
+        confirmed: Both errors lie within the tolerance of the model's precision, in the mode in which the model trains.
+        mode: ``"training"``, with dropout switched off, or ``"evaluation"`` where training draws other random numbers
+            or mixes samples.
+        seen: The names of those modules; not part of the event.
     """
 
     samples: int
     modules: tuple[int, int]
-    oracle_error: float
+    oracle_error: float | None
     sum_error: float
     seconds: float
     confirmed: bool
+    mode: str
+    seen: frozenset[str] = frozenset()
 
     def summary(self) -> str:
         """Return what was found, in a line."""
         seen, every = self.modules
+        alone = "" if self.oracle_error is None else f"{self.oracle_error:.1e} against each sample alone and "
+        result = "passed" if self.confirmed else "could not confirm the sketches at this precision"
         return (
-            f"self-check {'passed' if self.confirmed else 'could not confirm the sketches at this precision'}: "
-            f"{self.samples} samples, {seen} of {every} modules, relative error {self.oracle_error:.1e} against each "
-            f"sample alone and {self.sum_error:.1e} against the batch, {self.seconds:.1f} s"
+            f"self-check {result}: {self.samples} samples, {seen} of {every} modules, relative error {alone}"
+            f"{self.sum_error:.1e} against the batch, in {self.mode} mode, {self.seconds:.1f} s"
         )
 
     def to_body(self) -> dict[str, Any]:
         """Return the body of the event that records it."""
-        return {"notice": "self-check", **dataclasses.asdict(self), "modules": list(self.modules)}
+        body = {"notice": "self-check", **dataclasses.asdict(self), "modules": list(self.modules)}
+        del body["seen"]
+        return body
 
 
 def check(
@@ -93,60 +105,88 @@ def check(
     """
     started = perf_counter()
     _refuse_mixing(model)
-    part = _few(batch, segments, getattr(model, "config", None))
-    with _undisturbed(model):
-        try:
-            found = _compare(model, hooks, tracking, layout, part, gradient, apart)
-        except RuntimeError as error:
-            if "incompatible with .grad()" not in str(error):
-                raise
-            if torch.distributed.is_available() and torch.distributed.is_initialized():
-                raise UnsupportedSetupError(
-                    "reentrant gradient checkpointing cannot be checked under DistributedDataParallel",
-                    "Use use_reentrant=False, or switch the check off: AuditMode(…, self_check=False).",
-                ) from error
-            found = _compare(model, hooks, tracking, layout, part, gradient_by_backward, apart)
-    oracle_error, sum_error, modules, is_half = found
-    _refuse_difference(oracle_error, sum_error, HOPELESS_HALF if is_half else TOLERANCE, part.segments.is_packed)
+    part = _few(batch, segments)
+    rig = _Rig(model, hooks, tracking, layout, part, apart)
+    found = rig.compare(training=model.training)
+    mode = "training" if model.training else "evaluation"
+    is_same_mode = True
+    if model.training and not found.worst <= (TOLERANCE_HALF if found.is_half else TOLERANCE):
+        # Training may draw random numbers that no dropout draws; then evaluation mode says whether capture is right.
+        found, mode, is_same_mode = rig.compare(training=False), "evaluation", False
+    limit = HOPELESS_HALF if found.is_half else TOLERANCE
+    _refuse_difference(found.oracle_error, found.sum_error, limit, part.segments.is_packed)
     return SelfCheck(
         samples=part.segments.samples,
-        modules=(modules, len(tracking.formulas)),
-        oracle_error=oracle_error,
-        sum_error=sum_error,
+        modules=(len(found.seen), len(tracking.formulas)),
+        oracle_error=found.oracle_error,
+        sum_error=found.sum_error,
         seconds=perf_counter() - started,
-        confirmed=max(oracle_error, sum_error) <= (TOLERANCE_HALF if is_half else TOLERANCE),
+        confirmed=is_same_mode and found.worst <= (TOLERANCE_HALF if found.is_half else TOLERANCE),
+        mode=mode,
+        seen=found.seen,
     )
 
 
-def _compare(
-    model: nn.Module,
-    hooks: HookSet,
-    tracking: Tracking,
-    layout: SketchLayout,
-    part: _Part,
-    gradient_of: Callable[[Tensor, Mapping[str, nn.Parameter]], dict[str, Tensor]],
-    apart: bool,
-) -> tuple[float, float, int, bool]:
-    """Return the errors against each sample alone and against the batch, modules seen, and if in half precision."""
-    micro = MicroBatch(torch.arange(part.segments.samples), part.segments, None, layout)
-    with hooks.aside(micro):
-        outputs = _run_hooked(part, model, hooks)
-        losses = [part.loss(outputs, i) for i in range(part.segments.samples)]
-        whole = gradient_of(torch.stack(losses).sum(), tracking.parameters)
-    summed = layout.sketch(whole)
-    captured = micro.close()
-    _refuse_silence(tracking, micro.arrived, {name for name, grad in whole.items() if bool(grad.any())})
-    sketch = torch.zeros_like(summed)[None] if captured is None else captured.sketch
-    sum_error = float((sketch.sum(0) - summed).norm() / _size(summed[None]))
-    oracle_error = 0.0
-    if apart:
-        with hooks.silent():
-            alone = [part.alone(i) for i in range(part.segments.samples)]
-            oracle = torch.stack(
-                [layout.sketch(gradient_of(one.loss(one.run(model), 0), tracking.parameters)) for one in alone]
-            )
-        oracle_error = float(((sketch - oracle).norm(dim=1) / _size(oracle)).max())
-    return oracle_error, sum_error, len(micro.arrived), micro.is_half
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What one comparison gave."""
+
+    oracle_error: float | None
+    sum_error: float
+    seen: frozenset[str]
+    is_half: bool
+
+    @property
+    def worst(self) -> float:
+        return max(self.oracle_error or 0.0, self.sum_error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rig:
+    """Everything that a comparison needs."""
+
+    model: nn.Module
+    hooks: HookSet
+    tracking: Tracking
+    layout: SketchLayout
+    part: _Part
+    apart: bool
+
+    def compare(self, *, training: bool) -> _Found:
+        """Compare in training mode without dropout, or in evaluation mode."""
+        with _undisturbed(self.model, training):
+            try:
+                return self._compare(gradient)
+            except RuntimeError as error:
+                if "incompatible with .grad()" not in str(error):
+                    raise
+                if torch.distributed.is_available() and torch.distributed.is_initialized():
+                    raise UnsupportedSetupError(
+                        "reentrant gradient checkpointing cannot be checked under DistributedDataParallel",
+                        "Use use_reentrant=False, or switch the check off: AuditMode(…, self_check=False).",
+                    ) from error
+                return self._compare(gradient_by_backward)
+
+    def _compare(self, gradient_of: Callable[[Tensor, Mapping[str, nn.Parameter]], dict[str, Tensor]]) -> _Found:
+        part, parameters, layout = self.part, self.tracking.parameters, self.layout
+        micro = MicroBatch(torch.arange(part.segments.samples), part.segments, None, layout)
+        with self.hooks.aside(micro):
+            outputs = _run_hooked(part, self.model, self.hooks)
+            losses = [part.loss(outputs, i) for i in range(part.segments.samples)]
+            whole = gradient_of(torch.stack(losses).sum(), parameters)
+        captured, summed = micro.close(), layout.sketch(whole)
+        _refuse_silence(self.tracking, micro.arrived, {name for name, grad in whole.items() if bool(grad.any())})
+        sketch = torch.zeros_like(summed)[None] if captured is None else captured.sketch
+        oracle_error = None
+        if self.apart:
+            with self.hooks.silent():
+                alone = [part.alone(i) for i in range(part.segments.samples)]
+                oracle = torch.stack(
+                    [layout.sketch(gradient_of(one.loss(one.run(self.model), 0), parameters)) for one in alone]
+                )
+            oracle_error = float(((sketch - oracle).norm(dim=1) / _size(oracle)).max())
+        sum_error = float((sketch.sum(0) - summed).norm() / _size(summed[None]))
+        return _Found(oracle_error, sum_error, frozenset(micro.arrived), micro.is_half)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +196,14 @@ class _Part:
     fields: Mapping[str, Any]
     others: tuple[Any, ...]
     segments: Segments
+    mapping: Any  # the whole batch, if the model takes it as one argument
 
     def run(self, model: nn.Module) -> Tensor:
         """Return what the model computes for them: logits, or whatever floating-point tensor comes first."""
-        output = model(*self.others, **self.fields)
+        if self.mapping is None:
+            output = model(*self.others, **self.fields)
+        else:
+            output = model(with_fields(self.mapping, self.fields))
         leaves = [output] if isinstance(output, Tensor) else _values(output)
         found = [t for t in leaves if isinstance(t, Tensor) and t.requires_grad and t.ndim > 1]
         if not found:
@@ -190,19 +234,19 @@ class _Part:
 
         if self.segments.spans is None:
             rows = self.segments.rows // self.segments.samples
-            alone = Segments.whole_rows(1, rows)
+            alone = Segments.whole_rows(1, rows, self.segments.length)
         else:
             length = sum(span.end - span.start for span in self.segments.spans[sample])
             alone = Segments(1, 1, ((Span(0, 0, length),),), length)
-        return _Part({k: own(v) for k, v in self.fields.items()}, tuple(own(v) for v in self.others), alone)
+        return _Part(
+            {k: own(v) for k, v in self.fields.items()}, tuple(own(v) for v in self.others), alone, self.mapping
+        )
 
 
-def _few(batch: Batch, segments: Segments, config: Any) -> _Part:
+def _few(batch: Batch, segments: Segments) -> _Part:
     """Return the first samples of a batch; packed rows are checked whole."""
     if segments.spans is not None:
-        # Models keep packed documents apart only without a cache, which evaluation mode may switch on.
-        without = {"use_cache": False} if hasattr(config, "use_cache") else {}
-        return _Part({**batch.fields, **without}, batch.others, segments)
+        return _Part(batch.fields, batch.others, segments, batch.mapping)
     token_ids = batch.token_ids
     few = 2 if token_ids is not None and token_ids.shape[-1] > MANY_TOKENS else SAMPLES
     few = min(few, segments.samples)
@@ -214,27 +258,52 @@ def _few(batch: Batch, segments: Segments, config: Any) -> _Part:
         return value.unflatten(0, (blocks, segments.samples))[:, :few].flatten(0, 1)
 
     fields = {key: first(value) for key, value in batch.fields.items()}
-    return _Part(fields, tuple(map(first, batch.others)), Segments.whole_rows(few, few * blocks))
+    return _Part(
+        fields,
+        tuple(map(first, batch.others)),
+        Segments.whole_rows(few, few * blocks, segments.length),
+        batch.mapping,
+    )
 
 
 @contextmanager
-def _undisturbed(model: nn.Module) -> Iterator[None]:
-    """Switch to evaluation mode, with gradients put aside; put modes, gradients and random numbers back afterwards."""
+def _undisturbed(model: nn.Module, training: bool) -> Iterator[None]:
+    """Switch dropout off, or to evaluation mode, with gradients put aside; put everything back afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     gradients = [(p, p.grad) for p in model.parameters()]
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda})
-    with torch.random.fork_rng(devices=devices), torch.enable_grad():
-        model.eval()
+    configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
+    caching = [config for config in configs.values() if getattr(config, "use_cache", False) is True]
+    dropout = [
+        (module, name, value)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, float) and 0 < value < 1 and (_is_dropout(module) or "dropout" in name)
+    ]
+    with undisturbed(model), torch.enable_grad():
+        if not training:
+            model.eval()
+        for module, name, _ in dropout:
+            setattr(module, name, 0.0)
+        for config in caching:  # evaluation mode may switch caches on, and some models write into them in place
+            config.use_cache = False
         for parameter, _ in gradients:
             parameter.grad = None
         try:
             yield
         finally:
+            for config in caching:
+                config.use_cache = True
+            for module, name, rate in dropout:
+                setattr(module, name, rate)
             for parameter, grad in gradients:
                 parameter.grad = grad
             model.train(modes[0][1])  # some modules drop what they cached in evaluation mode
             for module, mode in modes:
                 module.training = mode
+
+
+def _is_dropout(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.dropout._DropoutNd)
 
 
 def _values(output: Any) -> list[Any]:
@@ -288,14 +357,19 @@ def _refuse_silence(tracking: Tracking, arrived: set[str], names: set[str]) -> N
     )
 
 
-def _refuse_difference(oracle_error: float, sum_error: float, limit: float, is_packed: bool) -> None:
+def _refuse_difference(oracle_error: float | None, sum_error: float, limit: float, is_packed: bool) -> None:
+    if not math.isfinite(sum_error + (oracle_error or 0.0)):
+        raise SelfCheckError(
+            "the model's output or gradient is not finite on the first batch, in evaluation mode",
+            "Look at the weights and the first rows; to train all the same: AuditMode(…, self_check=False).",
+        )
     if sum_error > limit:
         raise SelfCheckError(
             f"the samples' gradients do not add up to the batch's: relative error {sum_error:.2g}",
             "A tracked module is used in a way that its hook does not see (its weight is read directly, or it runs "
             "compiled). Leave it out with allow_untracked, or report the model's class to us.",
         )
-    if oracle_error > limit:
+    if oracle_error is not None and oracle_error > limit:
         what = "documents of one row see each other" if is_packed else "samples of one batch influence each other"
         raise SelfCheckError(
             f"{what}: a sample's sketch in the batch differs from its own by {oracle_error:.2g}",

@@ -8,7 +8,8 @@ other class ``v``:
     c    = g_v exp(z_y - z_v) - g_y          (g_v = c p_v and exp(z_y - z_v) = p_y / p_v)
     loss = z_v - z_y - ln(g_v / c)           (= -ln p_y)
 
-Two classes ``v`` must give the same ``c``; where they do not, the loss is not plain cross-entropy. Costs a gather,
+Two classes ``v`` must give the same ``c``, and the gradient over all classes must sum to zero (looked at for a few
+tokens); where not, the loss is not plain cross-entropy. Costs a gather,
 where a second softmax would cost a pass over the vocabulary. A gradient in half precision is rounded, so there the
 demands are wider and ``c`` is the median over tokens.
 
@@ -29,6 +30,7 @@ IGNORE_INDEX = -100
 AGREEMENT = {torch.bfloat16: 3e-2, torch.float16: 2e-2}
 AGREEMENT_FLOAT32 = 1e-3
 _CANDIDATES = 48  # classes among which the two v are chosen
+_SUMMED = 8  # tokens whose whole gradient is summed
 # The second v may be this much less likely than the first, in nats: its gradient must not underflow.
 _REACH = {torch.float16: 4.0}
 _REACH_FLOAT32 = 25.0
@@ -152,6 +154,7 @@ def measure(token_logits: TokenLogits, gradient: Tensor, segments: Segments) -> 
     c = g_others * (z_target[:, None] - z_others).exp() - g_target[:, None]  # (N, 2)
     tolerance = AGREEMENT.get(gradient.dtype, AGREEMENT_FLOAT32)
     agrees = (c[:, 1] - c[:, 0]).abs() <= tolerance * c[:, 0].abs()
+    agrees &= _rows_sum_to_zero(t, gradient, c[:, 0], tolerance)
     factor = c[:, 0] if gradient.dtype not in AGREEMENT else _medians(c[:, 0], tolerance)
     token_loss = z_others[:, 0] - z_target - (g_others[:, 0] / factor).log()
     return _per_sample(factor, token_loss, agrees, tolerance, segments.owner(t.rows, t.positions), segments.samples)
@@ -172,6 +175,17 @@ def measure_log_probs(log_probs: Tensor, gradient: Tensor, targets: Tensor, segm
     agrees = torch.ones_like(rows, dtype=torch.bool)
     tolerance = AGREEMENT.get(gradient.dtype, AGREEMENT_FLOAT32)
     return _per_sample(factor, loss, agrees, tolerance, segments.owner(rows, positions), segments.samples)
+
+
+def _rows_sum_to_zero(t: TokenLogits, gradient: Tensor, c: Tensor, tolerance: float) -> bool:
+    """Tell whether the gradient over all classes sums to zero at a few tokens, as a cross-entropy's does.
+
+    A loss on the normaliser (z-loss) sends ``k p`` as well: every two classes agree on it, only the sum shows it. The
+    kind of loss is the same for all tokens, so a few will do.
+    """
+    some = torch.linspace(0, len(c) - 1, min(len(c), _SUMMED), device=c.device).long()
+    sums = gradient[t.rows[some], t.positions[some]].double().sum(-1)
+    return bool((sums.abs() <= tolerance * c[some].abs()).all())
 
 
 def _medians(c: Tensor, tolerance: float) -> Tensor:

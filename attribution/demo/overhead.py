@@ -84,13 +84,16 @@ def measure(
     options: dict[str, Any] = {"run": folder, "signer": signer, "on_head": lambda name, note: None, "mode": mode}
     with AuditMode(model, audited, manifest, **options) as audit:
         audit.hooks.detach()
+        audit.unfollow()
 
         def with_audit(batch: Mapping[str, torch.Tensor]) -> _Seconds:
             audit.hooks.attach()
+            audit.follow(audited)
             try:
                 return _timed_step(model, audited, parameters, batch, audit.writer.flush)
             finally:
                 audit.hooks.detach()
+                audit.unfollow()
 
         def without(batch: Mapping[str, torch.Tensor]) -> _Seconds:
             batch = {name: tensor for name, tensor in batch.items() if name != "sample_index"}

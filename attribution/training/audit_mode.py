@@ -206,6 +206,7 @@ class AuditMode:
         self._let_go()
         try:
             if error is None:
+                self._say_unconsumed()
                 self._seal()
         finally:
             self.writer.close()
@@ -235,18 +236,31 @@ class AuditMode:
 
     def _let_go(self) -> None:
         """Leave model and optimizer as they were."""
-        if self._steps is not None:
-            self._steps.remove()
+        self.unfollow()
         self.hooks.detach()
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """Record the steps of this optimizer (for a trainer that builds its optimizer late)."""
-        if self._steps is not None:
-            self._steps.remove()
+        self.unfollow()
         self._optimizer = inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps the real one
         self._steps = OptimizerSteps(
-            inner, lambda loss_scale, is_skipped: self.recorder.on_step(inner, loss_scale, is_skipped)
+            inner,
+            self._tracking.trainable,
+            lambda loss_scale, is_skipped: self.recorder.on_step(inner, loss_scale, is_skipped),
         )
+
+    def unfollow(self) -> None:
+        """Record no more steps, until another optimizer is followed."""
+        if self._steps is not None:
+            self._steps.remove()
+            self._steps = None
+
+    def discard(self) -> None:
+        """Say that the gradients since the last step were thrown away; the next step's event counts their samples.
+
+        Not needed where ``zero_grad`` sets gradients to ``None``, its default: that is noticed.
+        """
+        self.hooks.discard()
 
     def begin(self, step: int, from_attempt: int | None = None) -> None:
         """Say from which optimizer step training goes on; a loop that starts anew opens a new attempt.
@@ -311,6 +325,8 @@ class AuditMode:
 
     def _before_first(self, batch: Batch, segments: Segments, crosses: bool) -> None:
         """Check on the first batch that what will be recorded is what autograd says, and log the result."""
+        if segments.samples > 1 or self._ranks.size > 1:  # one sample alone says nothing of how samples mix
+            self.hooks.before_first = None
         refuse_sharded(self._model)  # accelerate and the Trainer wrap the model after audit mode was made
         refuse_uneven_inputs()
         if not self._self_check:
@@ -321,7 +337,19 @@ class AuditMode:
             lambda: check(self._model, self.hooks, self._tracking, self._layout, batch, segments, apart=not crosses)
         )
         self.writer.event(EventKind.NOTICE, found.to_body())
+        self.recorder.checked = found.seen
         logger.log(logging.INFO if found.confirmed else logging.WARNING, "audit mode: %s", found.summary())
+
+    def _say_unconsumed(self) -> None:
+        """Say so if samples were captured at the end that no optimizer step consumed."""
+        count = self.hooks.unconsumed
+        if count:
+            self.writer.event(EventKind.NOTICE, {"notice": "unconsumed", "samples": count})
+            logger.warning(
+                "audit mode: the gradients of the last %d samples were never consumed by the optimizer that is "
+                "followed, so they have no records; if you exchanged the optimizer, call audit.follow(optimizer)",
+                count,
+            )
 
     def _seal(self) -> None:
         """Snapshot the trained parameters and close the log; rank 0 last, since its seal names the others' heads."""

@@ -74,8 +74,8 @@ def _document(example: _Example) -> tuple[Tensor, Tensor]:
 class IdCollator:
     """Any collator, with the ids taken out of the examples before it and put beside the batch behind it.
 
-    So a collator may drop what it does not know, or choke on it. It must keep the order of the examples, which is
-    checked where they bring ``input_ids``.
+    So a collator may drop what it does not know, or choke on it; one that asks for ``sample_index`` gets it. It must
+    keep the order of the examples, which is checked where they bring ``input_ids``.
 
     Attributes:
         collate: The collator.
@@ -91,11 +91,29 @@ class IdCollator:
         """
         if not all(isinstance(example, Mapping) and SAMPLE_INDEX in example for example in examples):
             return self.collate(examples)
-        own = (SAMPLE_INDEX, SAMPLE_SPANS)
-        batch = self.collate([{key: value for key, value in e.items() if key not in own} for e in examples])
+        batch = self.collate([_Hidden.of(example) for example in examples])
         if isinstance(batch, MutableMapping):
             batch.update(_whose(examples, batch.get("input_ids")))
         return batch
+
+
+class _Hidden(dict[str, Any]):
+    """An example whose id is there for who asks for it, and not among its keys."""
+
+    _own: dict[str, Any]
+
+    @classmethod
+    def of(cls, example: _Example) -> _Hidden:
+        own = (SAMPLE_INDEX, SAMPLE_SPANS)
+        hidden = cls((key, value) for key, value in example.items() if key not in own)
+        hidden._own = {key: example[key] for key in own if key in example}
+        return hidden
+
+    def __missing__(self, key: str) -> Any:
+        return self._own[key]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return super().get(key, self._own.get(key, default))
 
 
 def _whose(examples: Sequence[_Example], tokens: Any) -> dict[str, Tensor]:

@@ -35,8 +35,8 @@ class Consumed:
 
     @property
     def is_open(self) -> bool:
-        """Whether the samples do not add up to it; also where either is not finite."""
-        return self.norm != 0 and not self.closing.residual <= TOLERATED_RESIDUAL
+        """Whether the samples do not add up to it; also where either is not finite, or the gradient is gone."""
+        return not self.closing.residual <= TOLERATED_RESIDUAL
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -153,6 +153,11 @@ class TrainerBinding:
         hooks, recorder = self._audit.hooks, self._audit.recorder
 
         def training_step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(inputs, MutableMapping):
+                raise UnsupportedSetupError(
+                    f"{type(self._trainer).__name__} trains on what it generates itself, not on rows of the data",
+                    "Audit mode follows trainers that train on rows: Trainer, SFTTrainer, DPOTrainer.",
+                )
             index, spans = inputs.pop(SAMPLE_INDEX, None), inputs.pop(SAMPLE_SPANS, None)
             hooks.announced = Announced(index, inputs.get("labels"), spans)
             items = kwargs.get("num_items_in_batch", args[0] if args else None)

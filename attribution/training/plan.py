@@ -15,7 +15,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from torch import nn
 
-from attribution.capture.formulas import Formula, Linear
+from attribution.capture.formulas import Formula
+from attribution.capture.fused import can_fuse
 from attribution.capture.modules import Tracking, survey
 from attribution.errors import RecipeError
 from attribution.training.recipe import load_recipe
@@ -57,7 +58,7 @@ def plan(tracking: Tracking, *, mode: str, tokens: int) -> list[ModulePlan]:
 
 def _plan(formula: Formula, mode: str, tokens: int) -> ModulePlan:
     entries = sum(formula.module.get_parameter(own).numel() for own in formula.parameters)
-    is_fused = mode == "fused" and isinstance(formula, Linear) and "weight" in formula.parameters
+    is_fused = mode == "fused" and can_fuse(formula)
     forming = 0 if is_fused else formula.flops(tokens)  # the plain backward pass forms it too, as one product
     moved = formula.bytes_moved(tokens)
     return ModulePlan(

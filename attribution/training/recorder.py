@@ -25,7 +25,7 @@ from attribution.capture.segments import Segments
 from attribution.errors import CaptureError, SampleIdentityError
 from attribution.sketch.layout import SketchLayout
 from attribution.sketch.quantize import quantize
-from attribution.training.consumed import consume, refuse_unseen, with_gradient
+from attribution.training.consumed import Consumed, consume, refuse_unseen, with_gradient
 from attribution.training.optimizer_steps import gradient_scale
 from attribution.training.padding import Loader, find_padding
 from attribution.training.ranks import Ranks
@@ -33,7 +33,7 @@ from attribution.training.uses import Uses
 from auditlog.datamanifest import DataManifest
 from auditlog.errors import DataError
 from auditlog.format.canonical import finite
-from auditlog.format.records import RECORD, Flag
+from auditlog.format.records import RECORD, EventKind, Flag
 from auditlog.ledger.ledger import StepEntry
 from auditlog.ledger.writer import LedgerWriter
 from auditlog.trust.attempts import Attempt
@@ -85,6 +85,7 @@ class StepRecorder:
         open_steps: Those of them whose samples do not add up to the consumed gradient.
         epoch: Epoch that the loop reports; ``None`` records each sample's number of earlier uses instead.
         clip_max_norm: The loop's clipping threshold, where it is known.
+        checked: The modules that the self-check saw; ``None`` without one.
         num_items: The step's ``num_items_in_batch``, where the loop has one.
     """
 
@@ -103,6 +104,7 @@ class StepRecorder:
         self.epoch: int | None = None
         self.clip_max_norm: float | None = None
         self.num_items: int | None = None
+        self.checked: frozenset[str] | None = None
         self.time = AuditTime()
         self.worst_residual = 0.0
         self.open_steps = 0
@@ -148,13 +150,19 @@ class StepRecorder:
         started = perf_counter()
         began = self._hooks.step_began or started
         captured, without_backward = self._hooks.take()
+        discarded, self._hooks.discarded = self._hooks.discarded, 0
         share = 1.0 / (loss_scale * self._ranks.size)  # DistributedDataParallel averages over processes
         captured = [each.shared(share) for each in captured]
         self.steps += 1
+        self._say_unchecked(captured)
         if without_backward and not captured and not is_skipped:
             refuse_unseen(self._tracking, (), self.steps, self._tracking.parameters)
         body = self._describe(optimizer, captured, without_backward)
-        body |= {"scaler_scale": None if loss_scale == 1.0 else loss_scale, "skipped": is_skipped}
+        body |= {
+            "scaler_scale": None if loss_scale == 1.0 else loss_scale,
+            "skipped": is_skipped,
+            "discarded": discarded,
+        }
         gradient, scales = (None, (0.0, 0.0)) if is_skipped else self._consumed(optimizer, captured, body)
         records, index, sketches = self._rows(captured)
         self._count_uses(captured, records, index)
@@ -206,7 +214,7 @@ class StepRecorder:
         self._refuse_strangers(optimizer)
         if consumed.is_open:
             arrived = set[str]().union(*(c.arrived for c in captured))
-            self._warn_open(arrived, consumed.closing.residual)
+            self._warn_open(arrived, consumed)
         if math.isfinite(consumed.closing.residual):
             self.worst_residual = max(self.worst_residual, consumed.closing.residual)
         body |= {
@@ -234,17 +242,39 @@ class StepRecorder:
                 "another model. Attach audit mode when everything that is trained is in place.",
             )
 
-    def _warn_open(self, arrived: set[str], residual: float) -> None:
+    def _say_unchecked(self, captured: list[Captured]) -> None:
+        """Name modules that train and that the self-check did not see: only training, or another output, uses them."""
+        if self.checked is None:
+            return
+        arrived = frozenset[str]().union(*(c.arrived for c in captured))
+        unchecked = sorted(arrived - self.checked - self._tracking.parameters.keys())
+        if unchecked:
+            self.checked |= arrived
+            self._writer.event(EventKind.NOTICE, {"notice": "unchecked modules", "modules": unchecked[:1000]})
+            logger.warning(
+                "audit mode: %d modules train that the self-check did not see, so nothing but conservation confirms "
+                "their share of the sketches: %s; this is logged",
+                len(unchecked),
+                ", ".join(unchecked[:3]),
+            )
+
+    def _warn_open(self, arrived: set[str], consumed: Consumed) -> None:
         """Count a step whose samples do not add up to its gradient; refuse it if modules were never seen."""
+        residual = consumed.closing.residual
         if math.isfinite(residual) or not arrived:
             refuse_unseen(self._tracking, arrived, self.steps, with_gradient(self._tracking.parameters))
         self.open_steps += 1
         if self.open_steps > 1:
             return
-        if not math.isfinite(residual):
+        if consumed.norm == 0:
+            why = "the gradients were gone before optimizer.step(); does something else take steps inside backward?"
+        elif not math.isfinite(residual):
             why = "a loss or gradient is not finite."
         else:
-            why = "is zero_grad missing, or is something else added to the gradients?"
+            why = (
+                "is zero_grad missing, were gradients thrown away without a step (call audit.discard()), or is "
+                "something else added to them, or done to them value by value (clip_grad_value_)?"
+            )
         logger.warning(
             "audit mode: the samples of step %d do not add up to the gradient that the optimizer consumes "
             "(residual %.2g): %s Each such step is recorded; show them with: gradtrail show RUN --steps",

@@ -357,6 +357,7 @@ def test_A11_a_loss_that_is_not_a_number_at_step_three_of_six_is_flagged_and_the
         return output
 
     model.get_base_model().forward = poisoned
+    auditor.options["self_check"] = False  # its passes would be counted too
     setup = SetUp("", "A11", lambda: model, functools.partial(loops.texts, 5))
     loops.trainer(max_steps=6, logging_nan_inf_filter=True)(setup.training(with_ids=True), auditor)
     records = records_of(auditor)

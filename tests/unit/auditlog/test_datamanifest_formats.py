@@ -71,7 +71,7 @@ CSV = b'text,n\r\n"a ""quoted"" one\r\nover two lines",NA\r\n\r\n  \r\n5" pipe,0
 def test_rows_of_text_formats(
     tmp_path: Path, name: str, content: bytes, rows: list[bytes], values: list[dict[str, Any]], packed: bool
 ) -> None:
-    stored = gzip.compress(content[:9]) + gzip.compress(content[9:]) if packed else content
+    stored = gzip.compress(content[:9], mtime=0) + gzip.compress(content[9:]) if packed else content
     manifest = build(tmp_path, name + ".gz" * packed, stored)
     assert raw_rows(manifest) == rows
     assert read_rows(manifest) == values == list(manifest.source_rows(0))
@@ -99,10 +99,10 @@ def test_rows_of_text_formats(
         ("a.csv", b"text,n\n\xff,1\n", r"a\.csv: line 2: not UTF-8: byte 0xff"),
         ("a.csv", b"text,n\n,1\n", r"a\.csv: row 0 \(line 2\): no text in field 'text'"),
         ("a.jsonl", b'{"text": "\\ud800"}\n', r"a\.jsonl: row 0 \(line 1\): no canonical form"),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 1000)[:-10], r"a\.jsonl\.gz: not a whole gzip file"),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n') + b"rubbish", r"a\.jsonl\.gz: not a whole gzip file"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 1000, mtime=0)[:-10], r"a\.jsonl\.gz: not a whole gzip file"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n', mtime=0) + b"rubbish", r"a\.jsonl\.gz: not a whole gzip file"),
         ("a.jsonl.gz", b'{"text": "a"}\n', r"a\.jsonl\.gz: not a whole gzip file"),
-        ("a.csv.gz", gzip.compress(b""), "the file is empty"),
+        ("a.csv.gz", gzip.compress(b"", mtime=0), "the file is empty"),
         ("a.parquet", b"PAR1 and no more", r"a\.parquet: not readable as parquet"),
         ("a.arrow", b"no table", r"a\.arrow: not readable as arrow"),
         ("a.xlsx", b"PK", r"a\.xlsx: the ending says nothing about the format"),
@@ -195,13 +195,13 @@ def test_a_folder_named_like_a_partition_adds_no_column(tmp_path: Path) -> None:
 
 
 def test_a_row_that_is_gone_is_named(tmp_path: Path) -> None:
-    for name, stub in (("a.parquet", None), ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n'))):
+    for name, stub in (("a.parquet", None), ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n', mtime=0))):
         if stub is None:
             pq.write_table(TABLE, tmp_path / name)
             manifest = DataManifest.build(tmp_path / name)
             pq.write_table(TABLE.slice(0, 1), tmp_path / name)
         else:
-            manifest = build(tmp_path, name, gzip.compress(b'{"text": "a"}\n{"text": "b"}\n'))
+            manifest = build(tmp_path, name, gzip.compress(b'{"text": "a"}\n{"text": "b"}\n', mtime=0))
             (tmp_path / name).write_bytes(stub)
         with pytest.raises(DataError, match=rf"{name}: .*row 1"):
             manifest.raw_row(1)

@@ -20,7 +20,7 @@ from reports.render import render_html
 from reports.sections.subject import Subject
 from tests.support import LedgerSimulator, Plan, dataset_notice, make_manifest, simulated_steps, step_on, write_sources
 
-SELF_CHECK = {"samples": 3, "modules": [2, 2], "oracle_error": 1e-7, "sum_error": 1e-8, "confirmed": True}
+SELF_CHECK = {"samples": 3, "modules": [2, 2], "oracle_error": 1e-7, "sum_error": 1e-8}
 
 
 def test_notices_become_facts_lists_and_exceptions(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_notices_become_facts_lists_and_exceptions(tmp_path: Path) -> None:
     for rank in range(2):
         update = {"rank": rank, "origin": rank_origin(base.origin, rank)}
         ledger = RunLedger.create(rank_folder(sim.run, rank), base.model_copy(update=update), data, sim.signer)
-        ledger.append_event(EventKind.NOTICE, {"notice": "self-check", **SELF_CHECK})
+        ledger.append_event(EventKind.NOTICE, {"notice": "self-check", **SELF_CHECK, "confirmed": rank == 0})
         ledger.append_event(EventKind.NOTICE, dataset_notice([3, 14]))
         ledger.append_step(step_on(data, 1, [rank, 4]))
         ledgers.append(ledger)
@@ -52,6 +52,7 @@ def test_notices_become_facts_lists_and_exceptions(tmp_path: Path) -> None:
     subject = Subject(evidence, Declarations(), load_register(), "r-1", "0" * 64, 0)
     html = render_html(assemble(subject))
     assert "Notice of the recorder (run log of rank 1, entry 6): failures: 2" in html
+    assert "Self-check before the first step (run log of rank 1, entry 1): 3 samples compared" in html
     assert "2; each kept its own log" in html
 
 

@@ -62,8 +62,10 @@ def test_a_confirmed_self_check_is_a_plain_fact() -> None:
 def test_of_several_self_checks_the_least_favourable_is_shown() -> None:
     checks = (make_self_check(), make_self_check(oracle_error=0.01, confirmed=False), make_self_check(sum_error=0.5))
     text = text_of(make_subject(make_evidence(self_checks=checks)))
-    assert "3 checks, the least favourable: 3 samples compared with autograd one at a time, largest relative" in text
-    assert "error 0.01, 420 of 420 modules seen; not confirmed" in text
+    assert (
+        "3 checks, the least favourable: 3 samples compared with autograd one at a time, largest relative error 0.01, "
+        "420 of 420 modules seen; not confirmed" in text
+    )
 
 
 def test_e09_three_lists_of_rows_by_file_and_name() -> None:
@@ -81,10 +83,12 @@ def test_e09_three_lists_of_rows_by_file_and_name() -> None:
 
 def test_lists_that_the_log_does_not_name_say_so() -> None:
     used, dropped, _ = make_samples(DROPPED=(0, 10, 0))
-    cut = dropped.model_copy(update={"by_source": None, "first": (), "count": 5_000})
+    cut = dropped.model_copy(update={"by_source": None, "first": dropped.first[:3], "count": 5_000})
     text = text_of(make_subject(make_evidence(samples=(used, cut))))
-    assert "5,000 the training dataset did not hold them when training began —" in text
+    assert "when training began approved_1.jsonl: 0–2; and 4,997 more" in text
     assert "0 denied.jsonl 228 228 not named" in text
+    unnamed = cut.model_copy(update={"first": ()})
+    assert "when training began —" in text_of(make_subject(make_evidence(samples=(used, unnamed))))
 
 
 def test_a_resumed_run_shows_its_attempts_and_what_no_longer_counts() -> None:
