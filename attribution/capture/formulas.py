@@ -19,6 +19,7 @@ from attribution.capture import per_sample
 from attribution.capture.per_sample import Entries, Piece, Scratch
 from attribution.capture.recompute import CallShape, call_again, flatten_call, gradient_of
 from attribution.capture.segments import Segments
+from attribution.errors import CaptureError
 from attribution.sketch.layout import is_tall
 
 try:
@@ -216,6 +217,12 @@ class Recomputed(Formula):
     def gradients(self, work: Work) -> Iterator[Piece | Entries]:
         """Take autograd's gradient for one sample after the other."""
         shape: CallShape = work.kept[0]
+        if work.segments.is_ambiguous([leaf.shape for leaf in work.kept[1:] if isinstance(leaf, Tensor)]):
+            raise CaptureError(
+                f"module {self.name}: the batch has as many rows as tokens, so its two-dimensional argument may belong "
+                "to rows or to tokens",
+                "Pad this batch by one token, or leave the module out with allow_untracked.",
+            )
         own = {name: self.module.get_parameter(name) for name in self.parameters}
         for sample in range(work.segments.samples):
             found = gradient_of(self.module, shape, work.kept[1:], work.output_grads, own, work.segments, sample)

@@ -6,6 +6,7 @@ knows how a batch was laid out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -154,6 +155,16 @@ class Segments:
             parts = [tensor[f + s.start : f + s.end] for f, s in zip(first, self.spans[sample], strict=True)]
             return torch.cat(parts)
         return None
+
+    def is_ambiguous(self, shapes: Sequence[Sequence[int]]) -> bool:
+        """Tell whether among one call's tensors, of these shapes, one may be a row each or a token each.
+
+        That is ``(T, d)`` beside ``(R, T, …)`` in a batch with as many rows as tokens.
+        """
+        if self.spans is not None or self.rows != self.length or self.rows == 1:
+            return False
+        has_tokens = any(len(shape) > 2 and tuple(shape[:2]) == (self.rows, self.length) for shape in shapes)
+        return has_tokens and any(len(shape) == 2 and shape[0] == self.rows for shape in shapes)
 
     def owner(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Return the sample of each token, ``(N,)`` int64, from its row and its position in the row."""

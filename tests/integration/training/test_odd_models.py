@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,14 @@ import pytest
 import torch
 from adversities import Enter, batch, records, sgd, steps, train, without_ids
 from loops import EXACT, keep_captured, relative_error
-from peft import LoraConfig, get_peft_model
 from tiny import VOCABULARY, tiny_llama, tiny_lora
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
-from transformers import BatchEncoding, BertConfig, BertForMaskedLM, RwkvConfig, RwkvForCausalLM, set_seed
+from transformers import BatchEncoding, BertConfig, BertForMaskedLM, set_seed
 from transformers.modeling_outputs import CausalLMOutput
 
 from attribution import AuditMode
+from attribution.errors import CaptureError
 from auditlog import DataManifest, Signer
 from auditlog.format.records import Flag
 
@@ -91,9 +92,15 @@ class _Placed(Small):
         return self.middle(self.embed(input_ids), self.places[: input_ids.shape[1]])
 
 
-@pytest.mark.parametrize("width", [None, 8])
-@pytest.mark.parametrize("length", [8, 4])  # a multiple of the four rows, and their number
-def test_positions_that_belong_to_no_row_are_not_cut(audit: Enter, width: int | None, length: int) -> None:
+def test_a_table_that_may_be_one_of_rows_or_of_tokens_is_refused(audit: Enter) -> None:
+    model = _Placed(8).train()
+    with pytest.raises(CaptureError, match="as many rows as tokens"), audit(model, sgd(model, lr=0.0)) as run:
+        train(model, run._optimizer, 2, lambda i: batch(i, (7, 4)[i]))
+
+
+# A multiple of the four rows, and their number.
+@pytest.mark.parametrize(("length", "width"), [(8, None), (8, 8), (4, None)])
+def test_positions_that_belong_to_no_row_are_not_cut(audit: Enter, length: int, width: int | None) -> None:
     lengths = (7, length)
     model = _Placed(width).train()
     with audit(model, sgd(model, lr=0.0)) as run:
@@ -125,15 +132,24 @@ def test_a_masked_language_model_with_a_tied_head_is_sketched_as_autograd_says(a
     assert_sketches(run, captured, model, alone)
 
 
+class _Caching(nn.Module):
+    """Overwrites, in evaluation mode, what its own backward pass needs."""
+
+    config = SimpleNamespace(use_cache=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = x.sigmoid()
+        if self.config.use_cache and not self.training:
+            state.detach().add_(1)
+        return state
+
+
 def test_a_model_that_writes_into_its_cache_in_evaluation_mode_passes_the_self_check(audit: Enter) -> None:
-    set_seed(2)
-    sizes = {"hidden_size": 8, "attention_hidden_size": 8, "num_hidden_layers": 2, "intermediate_size": 12}
-    inner = RwkvForCausalLM(RwkvConfig(vocab_size=VOCABULARY, context_length=16, **sizes))
-    model = get_peft_model(inner, LoraConfig(r=2, target_modules=["key", "value", "receptance"])).train()
+    model = Small(_Caching).train()
     with audit(model, sgd(model)) as run:
-        train(model, run._optimizer, 2, lambda i: {k: v for k, v in batch(i).items() if k != "attention_mask"})
+        train(model, run._optimizer)
     assert max(s["residual"] for s in steps(run)) < EXACT
-    assert inner.config.use_cache
+    assert _Caching.config.use_cache
 
 
 @pytest.mark.parametrize("loss_of", [binary_cross_entropy_with_logits, mse_loss])
