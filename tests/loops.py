@@ -20,6 +20,19 @@ EXACT = 1e-4  # relative, float32: sketches against autograd, and conservation
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789 :?.\n"
 
 
+# What every trainer of the tests is told: where to train, and to keep quiet and leave nothing behind.
+PLAIN_TRAINER: dict[str, Any] = {
+    "learning_rate": 1e-2,
+    "logging_steps": 100,
+    "save_strategy": "no",
+    "report_to": [],
+    "seed": 5,
+    "use_cpu": True,
+    "disable_tqdm": True,
+    "dataloader_pin_memory": False,
+}
+
+
 def character_tokenizer() -> PreTrainedTokenizerFast:
     """One token per character, with a chat template that marks what the assistant says."""
     vocabulary = {token: number for number, token in enumerate(["<pad>", "<eos>", "<unk>", *CHARACTERS])}

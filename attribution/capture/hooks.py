@@ -24,13 +24,14 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils import _pytree as pytree
 
-from attribution.capture import fused_head, outputs, units
+from attribution.capture import outputs
 from attribution.capture.batch import SAMPLE_INDEX, Announced, Batch, read_batch, with_fields
 from attribution.capture.crossing import documents_see_each_other
 from attribution.capture.formulas import Embedding, Formula, Linear, Work
 from attribution.capture.fused import Consume, can_fuse, fuse
 from attribution.capture.hook import Hook
 from attribution.capture.kept import anchor, keep, take
+from attribution.capture.loss import watch_head, watch_units
 from attribution.capture.micro_batch import Captured, MicroBatch
 from attribution.capture.modules import Tracking
 from attribution.capture.per_sample import Piece
@@ -100,7 +101,8 @@ class HookSet:
         self._next_token = outputs.predicts_next_token(model)
         self._anchor = anchor(layout.device)
         self._open: MicroBatch | None = None
-        self._has_seen_none = True
+        self._is_first = True  # no training batch has come yet
+        self._on_model = True  # the model's own hooks act; not inside ``aside``
         self._wants_ids = SAMPLE_INDEX in inspect.signature(model.forward).parameters
         self._is_announced = False  # the loop says whose rows a pass has
         self._is_inside = False  # the audited model's own forward pass is under way
@@ -155,9 +157,8 @@ class HookSet:
         self.discarded += sum(len(c.sample_index) for c in self._done)
         self._done, self._passes_without_backward = [], 0
 
-    @property
     def unconsumed(self) -> int:
-        """Samples captured since the last optimizer step."""
+        """Close the open micro-batch and return how many samples were captured since the last optimizer step."""
         self._close()
         return sum(len(c.sample_index) for c in self._done)
 
@@ -202,8 +203,6 @@ class HookSet:
 
     # --- forward pass ---------------------------------------------------------------------------------------
 
-    _on_model = True  # whether the model's own hooks act; not inside ``aside``
-
     def _on_batch(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Take the ids out of the batch, and open a micro-batch if this pass trains."""
         started = perf_counter()
@@ -231,8 +230,8 @@ class HookSet:
         index, segments = batch.layout(self.rows_per_sample)
         self._check_index(index)
         crosses = self._documents_cross(batch, segments)
-        if self.before_first is not None and (segments.samples > 1 or self._has_seen_none):
-            self._has_seen_none = False
+        if self.before_first is not None and (segments.samples > 1 or self._is_first):
+            self._is_first = False
             self.before_first(batch, segments, crosses)
         self.step_began = self.step_began or started
         self._open = MicroBatch(index, segments, batch.token_ids, self._layout)
@@ -327,26 +326,13 @@ class HookSet:
             labels, self.announced = self.announced.labels, Announced()
         if outputs.find(output, "aux_loss") is not None and outputs.find(output, "loss") is not None:
             micro.not_separable = True
-        logits, log_probs = outputs.find_logits(output), outputs.find(output, "log_probs")
-        if log_probs is not None and labels is not None:
-            targets = labels[:, labels.shape[1] - log_probs.shape[1] :].to(log_probs.device)
-            fused_head.watch(log_probs, targets, self._tracking.parameters, micro)
-            if logits is None and self._on_model:
-                watch = functools.partial(self._on_log_probs_gradient, micro, log_probs.detach(), targets)
-                outputs.on_gradient(log_probs, watch)
-        if logits is not None and self._on_model:
-            self._watch_logits(micro, logits, labels)
-        self.seconds += perf_counter() - started
+        watch_head(output, labels, self._tracking, micro)
+        if self._on_model:
+            watch_units(output, labels, micro, self._next_token, self._anchor, self._spend)
+        self._spend(perf_counter() - started)
 
-    def _watch_logits(self, micro: MicroBatch, logits: Tensor, labels: Tensor | None) -> None:
-        targets = None if labels is None else units.align_targets(logits, labels.to(logits.device), self._next_token)
-        dtype = outputs.gradient_dtype(logits)
-        if targets is not None:
-            needed = units.gather_logits(logits, targets, dtype)
-            outputs.on_gradient(logits, functools.partial(self._on_logits_gradient, micro, needed))
-        else:
-            cell = [keep([logits.detach()], self._anchor)]
-            outputs.on_gradient(logits, functools.partial(self._on_bare_gradient, micro, cell))
+    def _spend(self, seconds: float) -> None:
+        self.seconds += seconds
 
     # --- backward pass --------------------------------------------------------------------------------------
 
@@ -424,24 +410,6 @@ class HookSet:
         if self._buffer.numel() < rows * entries:
             self._buffer = torch.empty(rows * entries, device=self._layout.device, dtype=torch.float32)
         return self._buffer[: rows * entries].view(rows, entries)
-
-    def _on_logits_gradient(self, micro: MicroBatch, needed: units.TokenLogits, gradient: Tensor) -> None:
-        started = perf_counter()
-        micro.units = units.measure(needed, gradient, micro.segments)
-        self.seconds += perf_counter() - started
-
-    def _on_bare_gradient(self, micro: MicroBatch, cell: list[list[Any]], gradient: Tensor) -> None:
-        """Measure without labels: the targets are read off the gradient."""
-        started = perf_counter()
-        (logits,) = take(cell)
-        needed = units.gather_logits(logits, units.targets_from_gradient(gradient), gradient.dtype)
-        micro.units = units.measure(needed, gradient, micro.segments)
-        self.seconds += perf_counter() - started
-
-    def _on_log_probs_gradient(self, micro: MicroBatch, log_probs: Tensor, targets: Tensor, gradient: Tensor) -> None:
-        started = perf_counter()
-        micro.units = units.measure_log_probs(log_probs, gradient, targets, micro.segments)
-        self.seconds += perf_counter() - started
 
 
 def _nothing(module: nn.Module, args: Any, output: Any) -> None:

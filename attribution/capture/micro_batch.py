@@ -53,6 +53,8 @@ class Captured:
 
         Where the unit is known the share is the weight's. Elsewhere the sketch is the contribution itself, weight 1.
         """
+        if share == 1.0:
+            return self
         is_known = (self.flags & Flag.UNIT_UNKNOWN) == 0
         of_sketch = torch.where(is_known, torch.ones_like(self.weight), share)
         return dataclasses.replace(

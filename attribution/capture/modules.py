@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from attribution.capture.formulas import Formula, formula_for
-from attribution.errors import CoverageGapError
+from attribution.errors import CaptureError, CoverageGapError
 
 # Modules that hold parameters without being called: whoever holds them uses them.
 _CONTAINERS = (nn.ParameterList, nn.ParameterDict)
@@ -145,16 +145,38 @@ def _refuse_gaps(tracking: Tracking, allowed: Sequence[str]) -> None:
     )
 
 
-def unseen(tracking: Tracking, arrived: Collection[str], names: Collection[str]) -> list[str]:
-    """Return the modules that use a parameter of which no gradient was seen although it has one.
+def refuse_unseen(
+    tracking: Tracking,
+    arrived: Collection[str],
+    names: Collection[str],
+    when: str,
+    error: type[CaptureError] = CaptureError,
+) -> None:
+    """Refuse gradients that no hook saw.
 
     Args:
         tracking: The tracked modules.
         arrived: Names of the modules, or of the parameters, that gradients reached.
         names: Parameters that have a gradient other than zero.
+        when: Begins the message.
+        error: What to raise.
+
+    Raises:
+        CaptureError: Naming the modules that use a parameter of which no gradient was seen although it has one.
     """
     seen = {name for f in tracking.formulas if f.name in arrived for name in f.parameters.values()} | set(arrived)
-    return [f.name for f in tracking.formulas if set(f.parameters.values()) & (set(names) - seen)]
+    blind = [f.name for f in tracking.formulas if set(f.parameters.values()) & (set(names) - seen)]
+    if not blind:
+        return
+    total = len(tracking.formulas)
+    shown = ", ".join(blind[:3]) + (f" and {len(blind) - 3} more" if len(blind) > 3 else "")
+    raise error(
+        f"{when}: captured {total - len(blind)} of {total} modules; parameters of {shown} have a gradient that no hook "
+        "saw",
+        "Is the batch passed to the audited model with its sample_index? Were adapters merged or switched, was the "
+        "model compiled or wrapped before audit mode was attached, or are those weights read without calling the "
+        "module? In that last case leave them out with allow_untracked.",
+    )
 
 
 def mixing_modules(model: nn.Module) -> list[str]:

@@ -22,15 +22,14 @@ from torch import Tensor, nn
 from attribution.capture.batch import Batch, with_fields
 from attribution.capture.hooks import HookSet
 from attribution.capture.micro_batch import MicroBatch
-from attribution.capture.modules import Tracking, mixing_modules, unseen
+from attribution.capture.modules import Tracking, mixing_modules, refuse_unseen
 from attribution.capture.oracle import gradient, gradient_by_backward
 from attribution.capture.segments import Segments, Span
 from attribution.capture.undisturbed import undisturbed
 from attribution.errors import SelfCheckError, UnsupportedSetupError
 from attribution.sketch.layout import SketchLayout
 
-SAMPLES = 3
-MANY_TOKENS = 256  # from this row length on two samples have to do
+SAMPLES = 2  # enough to show an exchange, a leak or a mixture
 TOLERANCE, TOLERANCE_HALF = 1e-3, 5e-2
 HOPELESS_HALF = 0.5  # in half precision a router may send a lone sample elsewhere; beyond this it is no rounding
 
@@ -46,9 +45,8 @@ class SelfCheck:
             samples see each other, so that only their sum was compared.
         sum_error: Relative error of the samples' sum against the batch's gradient.
         seconds: Wall time.
-        confirmed: Both errors lie within the tolerance of the model's precision, in the mode in which the model trains.
-        mode: ``"training"``, with dropout switched off, or ``"evaluation"`` where training draws other random numbers
-            or mixes samples.
+        confirmed: Both errors lie within the tolerance of the model's precision.
+        mode: In which the model trains: ``"training"``, here with dropout switched off, or ``"evaluation"``.
         seen: The names of those modules; not part of the event.
     """
 
@@ -65,7 +63,13 @@ class SelfCheck:
         """Return what was found, in a line."""
         seen, every = self.modules
         alone = "" if self.oracle_error is None else f"{self.oracle_error:.1e} against each sample alone and "
-        result = "passed" if self.confirmed else "could not confirm the sketches at this precision"
+        result = (
+            "passed"
+            if self.confirmed
+            else (
+                "could not confirm the sketches (half precision, or random numbers or a mixture that only training has)"
+            )
+        )
         return (
             f"self-check {result}: {self.samples} samples, {seen} of {every} modules, relative error {alone}"
             f"{self.sum_error:.1e} against the batch, in {self.mode} mode, {self.seconds:.1f} s"
@@ -108,21 +112,19 @@ def check(
     part = _few(batch, segments)
     rig = _Rig(model, hooks, tracking, layout, part, apart)
     found = rig.compare(training=model.training)
-    mode = "training" if model.training else "evaluation"
-    is_same_mode = True
-    if model.training and not found.worst <= (TOLERANCE_HALF if found.is_half else TOLERANCE):
+    if not found.is_close:
         # Training may draw random numbers that no dropout draws; then evaluation mode says whether capture is right.
-        found, mode, is_same_mode = rig.compare(training=False), "evaluation", False
-    limit = HOPELESS_HALF if found.is_half else TOLERANCE
-    _refuse_difference(found.oracle_error, found.sum_error, limit, part.segments.is_packed)
+        judged = rig.compare(training=False) if model.training else found
+        limit = HOPELESS_HALF if judged.is_half else TOLERANCE
+        _refuse_difference(judged.oracle_error, judged.sum_error, limit, part.segments.is_packed)
     return SelfCheck(
         samples=part.segments.samples,
         modules=(len(found.seen), len(tracking.formulas)),
         oracle_error=found.oracle_error,
         sum_error=found.sum_error,
         seconds=perf_counter() - started,
-        confirmed=is_same_mode and found.worst <= (TOLERANCE_HALF if found.is_half else TOLERANCE),
-        mode=mode,
+        confirmed=found.is_close,
+        mode="training" if model.training else "evaluation",
         seen=found.seen,
     )
 
@@ -137,8 +139,10 @@ class _Found:
     is_half: bool
 
     @property
-    def worst(self) -> float:
-        return max(self.oracle_error or 0.0, self.sum_error)
+    def is_close(self) -> bool:
+        """Whether rounding explains both errors; false where one is not finite."""
+        limit = TOLERANCE_HALF if self.is_half else TOLERANCE
+        return self.sum_error <= limit and (self.oracle_error is None or self.oracle_error <= limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +179,8 @@ class _Rig:
             losses = [part.loss(outputs, i) for i in range(part.segments.samples)]
             whole = gradient_of(torch.stack(losses).sum(), parameters)
         captured, summed = micro.close(), layout.sketch(whole)
-        _refuse_silence(self.tracking, micro.arrived, {name for name, grad in whole.items() if bool(grad.any())})
+        names = {name for name, grad in whole.items() if bool(grad.any())}
+        refuse_unseen(self.tracking, micro.arrived, names, "self-check", SelfCheckError)
         sketch = torch.zeros_like(summed)[None] if captured is None else captured.sketch
         oracle_error = None
         if self.apart:
@@ -247,9 +252,7 @@ def _few(batch: Batch, segments: Segments) -> _Part:
     """Return the first samples of a batch; packed rows are checked whole."""
     if segments.spans is not None:
         return _Part(batch.fields, batch.others, segments, batch.mapping)
-    token_ids = batch.token_ids
-    few = 2 if token_ids is not None and token_ids.shape[-1] > MANY_TOKENS else SAMPLES
-    few = min(few, segments.samples)
+    few = min(SAMPLES, segments.samples)
     blocks = segments.rows // segments.samples
 
     def first(value: Any) -> Any:
@@ -344,23 +347,10 @@ def _run_hooked(part: _Part, model: nn.Module, hooks: HookSet) -> Tensor:
         ) from error
 
 
-def _refuse_silence(tracking: Tracking, arrived: set[str], names: set[str]) -> None:
-    blind = unseen(tracking, arrived, names)
-    if not blind:
-        return
-    total = len(tracking.formulas)
-    shown = ", ".join(blind[:3]) + (f" and {len(blind) - 3} more" if len(blind) > 3 else "")
-    raise SelfCheckError(
-        f"captured {total - len(blind)} of {total} modules: parameters of {shown} have a gradient that no hook saw",
-        "Their weights are read without calling the module, or the model was compiled, merged or wrapped before. "
-        "Attach audit mode first, with adapters active and unmerged, or leave those out with allow_untracked.",
-    )
-
-
 def _refuse_difference(oracle_error: float | None, sum_error: float, limit: float, is_packed: bool) -> None:
     if not math.isfinite(sum_error + (oracle_error or 0.0)):
         raise SelfCheckError(
-            "the model's output or gradient is not finite on the first batch, in evaluation mode",
+            "the model's output or gradient is not finite on the first batch",
             "Look at the weights and the first rows; to train all the same: AuditMode(…, self_check=False).",
         )
     if sum_error > limit:

@@ -342,7 +342,7 @@ class AuditMode:
 
     def _say_unconsumed(self) -> None:
         """Say so if samples were captured at the end that no optimizer step consumed."""
-        count = self.hooks.unconsumed
+        count = self.hooks.unconsumed()
         if count:
             self.writer.event(EventKind.NOTICE, {"notice": "unconsumed", "samples": count})
             logger.warning(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -100,7 +101,7 @@ class IdCollator:
 class _Hidden(dict[str, Any]):
     """An example whose id is there for who asks for it, and not among its keys."""
 
-    _own: dict[str, Any]
+    _own: Mapping[str, Any] = MappingProxyType({})  # a batch that a collator makes of this type has no id of its own
 
     @classmethod
     def of(cls, example: _Example) -> _Hidden:

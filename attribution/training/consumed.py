@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from attribution.capture.conservation import Conservation, conserve
-from attribution.capture.modules import Tracking, unseen
-from attribution.errors import CaptureError
+from attribution.capture.modules import Tracking
 from attribution.sketch.layout import SketchLayout
 
 TOLERATED_RESIDUAL = 1e-2  # float32 closes to 1e-5, bf16 to a few 1e-3
@@ -56,30 +54,6 @@ def consume(tracking: Tracking, layout: SketchLayout, expected: Tensor, scale: f
     whole = norm**2 + others**2
     share = 1.0 if not tracking.untracked else norm**2 / whole if whole else math.nan
     return Consumed(sketch, conserve(expected, sketch), norm / scale, share)
-
-
-def refuse_unseen(tracking: Tracking, arrived: Collection[str], step: int, names: Collection[str]) -> None:
-    """Refuse a step that consumes a gradient of which nothing was captured.
-
-    Args:
-        tracking: The tracked modules.
-        arrived: Names of the modules that gradients reached in this step.
-        step: Number of the step.
-        names: Parameters that have a gradient other than zero.
-
-    Raises:
-        CaptureError: Naming the modules.
-    """
-    blind = unseen(tracking, arrived, names)
-    if not blind:
-        return
-    shown = ", ".join(blind[:3]) + (f" and {len(blind) - 3} more" if len(blind) > 3 else "")
-    raise CaptureError(
-        f"step {step}: captured {len(tracking.formulas) - len(blind)} of {len(tracking.formulas)} modules; "
-        f"parameters of {shown} have a gradient that audit mode never saw",
-        "Is the batch passed to the audited model with its sample_index? Were adapters merged or switched, or was the "
-        "model compiled before audit mode was attached?",
-    )
 
 
 def with_gradient(parameters: dict[str, nn.Parameter]) -> list[str]:

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from attribution.capture.hooks import HookSet
 from attribution.capture.micro_batch import Captured
-from attribution.capture.modules import Tracking
+from attribution.capture.modules import Tracking, refuse_unseen
 from attribution.capture.segments import Segments
 from attribution.errors import CaptureError, SampleIdentityError
 from attribution.sketch.layout import SketchLayout
 from attribution.sketch.quantize import quantize
-from attribution.training.consumed import Consumed, consume, refuse_unseen, with_gradient
+from attribution.training.consumed import Consumed, consume, with_gradient
 from attribution.training.optimizer_steps import gradient_scale
 from attribution.training.padding import Loader, find_padding
 from attribution.training.ranks import Ranks
@@ -156,7 +156,7 @@ class StepRecorder:
         self.steps += 1
         self._say_unchecked(captured)
         if without_backward and not captured and not is_skipped:
-            refuse_unseen(self._tracking, (), self.steps, self._tracking.parameters)
+            refuse_unseen(self._tracking, (), self._tracking.parameters, f"step {self.steps}")
         body = self._describe(optimizer, captured, without_backward)
         body |= {
             "scaler_scale": None if loss_scale == 1.0 else loss_scale,
@@ -262,7 +262,8 @@ class StepRecorder:
         """Count a step whose samples do not add up to its gradient; refuse it if modules were never seen."""
         residual = consumed.closing.residual
         if math.isfinite(residual) or not arrived:
-            refuse_unseen(self._tracking, arrived, self.steps, with_gradient(self._tracking.parameters))
+            names = with_gradient(self._tracking.parameters)
+            refuse_unseen(self._tracking, arrived, names, f"step {self.steps}")
         self.open_steps += 1
         if self.open_steps > 1:
             return

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from loops import PLAIN_TRAINER
 from setups.models import CLASSES
 from tiny import make_batch
 from torch import Tensor, nn
@@ -275,13 +276,8 @@ def arguments(folder: Path) -> dict[str, Any]:
         "output_dir": str(folder / "out"),
         "per_device_train_batch_size": 3,
         "num_train_epochs": 1,
+        **PLAIN_TRAINER,
         "learning_rate": 1e-3,
-        "save_strategy": "no",
-        "report_to": [],
-        "seed": 5,
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "dataloader_pin_memory": False,
     }
 
 

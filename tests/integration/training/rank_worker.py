@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
-from loops import Oracle, assert_exact, keep_captured
+from loops import PLAIN_TRAINER, Oracle, assert_exact, keep_captured
 from tiny import VOCABULARY, tiny_llama, tiny_lora
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -227,14 +227,7 @@ def make_trainer(place: Place, rows: Any, **changes: Any) -> Trainer:
         "output_dir": str(place.folder / "out"),
         "per_device_train_batch_size": 2,
         "num_train_epochs": 2,
-        "learning_rate": 1e-2,
-        "logging_steps": 100,
-        "save_strategy": "no",
-        "report_to": [],
-        "seed": 5,
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "dataloader_pin_memory": False,
+        **PLAIN_TRAINER,
     }
     set_seed(5)
     return Trainer(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from adversities import Enter, batch, records, sgd, steps, train, without_ids
+from adversities import Enter, batch, bodies, records, sgd, steps, train, without_ids
 from loops import EXACT, keep_captured, relative_error
 from tiny import VOCABULARY, tiny_llama, tiny_lora
 from torch import Tensor, nn
@@ -20,9 +20,10 @@ from transformers import BatchEncoding, BertConfig, BertForMaskedLM, set_seed
 from transformers.modeling_outputs import CausalLMOutput
 
 from attribution import AuditMode
-from attribution.errors import CaptureError
+from attribution.errors import CaptureError, SelfCheckError
+from attribution.training.collators import IdCollator
 from auditlog import DataManifest, Signer
-from auditlog.format.records import Flag
+from auditlog.format.records import EventKind, Flag
 
 
 @pytest.fixture
@@ -273,3 +274,90 @@ def test_a_model_whose_forward_names_the_ids_gets_them(audit: Enter) -> None:
         train(model, run._optimizer, 1)
     assert torch.equal(seen[-1], torch.arange(4))
     assert len(records(run)) == 4
+
+
+# --- what only the training pass, or only a later batch, would show -------------------------------------------
+
+
+class _Unpadded(Small):
+    """Drops the padding before a layer and puts it back behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> CausalLMOutput:
+        x = self.embed(input_ids)
+        kept = input_ids != 0
+        y = torch.zeros_like(x)
+        y[kept] = self.layer(x[kept])
+        logits = self.head(x + y)
+        return CausalLMOutput(loss=token_loss(logits, labels), logits=logits)
+
+
+@pytest.mark.parametrize("mode", ["observe", "fused"])
+def test_tokens_that_were_dropped_before_a_layer_are_not_shared_out_among_the_rows(audit: Enter, mode: str) -> None:
+    full, ragged = batch(0), batch(1)  # the second has tokens for a whole number per row
+    full["input_ids"] = full["input_ids"].clamp(min=1)
+    ragged["input_ids"] = torch.ones_like(ragged["input_ids"])
+    ragged["input_ids"][0, 5:] = 0
+    model = _Unpadded().train()
+    with pytest.raises(CaptureError, match="layer: its batch has 32 rows"), audit(model, sgd(model), mode=mode) as run:
+        train(model, run._optimizer, 2, lambda i: (full, ragged)[i])
+
+
+class _Mixes(Small):
+    """Takes the batch's mean off, always or in training only."""
+
+    always = True
+
+    def hidden(self, input_ids: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        return x - 0.5 * x.mean(0, keepdim=True) if self.always or self.training else x
+
+
+def test_a_first_batch_of_one_sample_does_not_settle_how_samples_mix(audit: Enter) -> None:
+    single = {name: tensor[:1] for name, tensor in batch(0).items()}
+    model = _Mixes().train()
+    with pytest.raises(SelfCheckError, match="influence each other"), audit(model, sgd(model)) as run:
+        train(model, run._optimizer, 2, lambda i: (single, batch(1))[i])
+    assert len(records(run)) == 1
+
+
+def test_a_mixture_that_only_training_has_is_not_confirmed_and_its_size_is_logged(audit: Enter) -> None:
+    model = _Mixes().train()
+    model.always = False
+    with audit(model, sgd(model)) as run:
+        train(model, run._optimizer, 1)
+    (check,) = [body for body in bodies(run, EventKind.NOTICE) if body["notice"] == "self-check"]
+    assert (check["confirmed"], check["mode"]) == (False, "training")
+    assert check["oracle_error"] > 0.01
+
+
+class _Helped(Small):
+    """Has a second head, for a loss that only training has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = nn.Linear(8, VOCABULARY)
+
+    def forward(self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> CausalLMOutput:
+        hidden = self.hidden(input_ids)
+        logits = self.head(hidden)
+        return CausalLMOutput(loss=token_loss(logits, labels) + self.second(hidden).square().mean(), logits=logits)
+
+
+def test_a_module_that_the_self_check_did_not_see_is_named_once(audit: Enter, caplog: pytest.LogCaptureFixture) -> None:
+    model = _Helped().train()
+    with audit(model, sgd(model)) as run:
+        train(model, run._optimizer, 3)
+    assert [b["modules"] for b in bodies(run, EventKind.NOTICE) if b["notice"] == "unchecked modules"] == [["second"]]
+    assert caplog.text.count("the self-check did not see") == 1
+
+
+def test_a_collator_that_copies_its_examples_type_gives_a_usable_batch() -> None:
+    rows = [{"input_ids": torch.tensor([1 + i, 2]), "sample_index": i} for i in range(3)]
+    made = IdCollator(torch.utils.data.default_collate)(rows)
+    moved = type(made)({name: tensor.clone() for name, tensor in made.items()})  # as trainers move a batch
+    assert moved["sample_index"].tolist() == [0, 1, 2]
+    assert moved.get("labels") is None

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from loops import PLAIN_TRAINER
 from peft import LoraConfig, get_peft_model
 from tiny import make_batch, tiny_llama, tiny_lora, write_rows
 from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
@@ -306,15 +307,9 @@ class Training:
             "output_dir": str(self.folder / "out"),
             "per_device_train_batch_size": 3,
             "num_train_epochs": 2,
-            "learning_rate": 1e-2,
-            "logging_steps": 100,
+            **PLAIN_TRAINER,
             "save_strategy": "steps",
             "save_steps": 3,
-            "report_to": [],
-            "seed": 5,
-            "use_cpu": True,
-            "disable_tqdm": True,
-            "dataloader_pin_memory": False,
         }
         set_seed(5)
         trainer = kind(

@@ -14,6 +14,7 @@ import torch
 from datasets import concatenate_datasets, interleave_datasets
 from loops import (
     EXACT,
+    PLAIN_TRAINER,
     Oracle,
     assert_exact,
     character_tokenizer,
@@ -48,14 +49,7 @@ def arguments(folder: Path, **changes: Any) -> TrainingArguments:
         "output_dir": str(folder / "out"),
         "per_device_train_batch_size": 3,
         "num_train_epochs": 2,
-        "learning_rate": 1e-2,
-        "logging_steps": 100,
-        "save_strategy": "no",
-        "report_to": [],
-        "seed": 5,
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "dataloader_pin_memory": False,
+        **PLAIN_TRAINER,
     }
     return TrainingArguments(**(chosen | changes))
 
