@@ -217,7 +217,15 @@ class Recomputed(Formula):
     def gradients(self, work: Work) -> Iterator[Piece | Entries]:
         """Take autograd's gradient for one sample after the other."""
         shape: CallShape = work.kept[0]
-        if work.segments.is_ambiguous([leaf.shape for leaf in work.kept[1:] if isinstance(leaf, Tensor)]):
+        tensors = [leaf for leaf in work.kept[1:] if isinstance(leaf, Tensor)]
+        if all(work.segments.cut(leaf, 0) is None for leaf in tensors):
+            raise CaptureError(
+                f"module {self.name}: no argument of its call has the batch's rows in front, so what it computes "
+                "belongs to no sample",
+                "A weight that is computed from others (weight_norm, another parametrization) has no gradient per "
+                "sample here: remove the parametrization, or leave the module out with allow_untracked.",
+            )
+        if work.segments.is_ambiguous([leaf.shape for leaf in tensors]):
             raise CaptureError(
                 f"module {self.name}: the batch has as many rows as tokens, so its two-dimensional argument may belong "
                 "to rows or to tokens",

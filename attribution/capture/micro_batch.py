@@ -14,7 +14,7 @@ from attribution.capture.per_sample import Entries, Piece
 from attribution.capture.segments import Segments
 from attribution.capture.units import Units
 from attribution.sketch.layout import SketchLayout
-from attribution.sketch.operators import unwrapped, wrap
+from attribution.sketch.sign_fold import unwrapped, wrap
 from auditlog.format.records import Flag
 
 _HALF = (torch.bfloat16, torch.float16)

@@ -12,6 +12,7 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from attribution.capture.segments import Segments
+from attribution.errors import CaptureError
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,9 @@ def gradient_of(
         parameters: The parameters by their name within the module.
         segments: Layout of the micro-batch.
         sample: Which one.
+
+    Raises:
+        CaptureError: If what it returns for one sample is not that sample's part of what it returned.
     """
     own = {name: p.detach().requires_grad_() for name, p in parameters.items()}
     with torch.enable_grad():
@@ -92,6 +96,13 @@ def gradient_of(
         for out, whole in zip(outputs, output_grads, strict=True)
         if whole is not None and out is not None and (grad := _part(whole, segments, sample)).numel()
     ]
+    for out, grad in pairs:
+        if out.numel() != grad.numel():
+            raise CaptureError(
+                f"{type(module).__name__}, run again on one sample, returns {tuple(out.shape)} where that sample's part "
+                f"of the gradient is {tuple(grad.shape)}",
+                "The module mixes samples or changes their number. Leave it out with allow_untracked.",
+            )
     found = torch.autograd.grad(
         [out for out, _ in pairs],
         list(own.values()),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attribution.errors import SketchMismatchError
 from attribution.sketch import rng
-from attribution.sketch.operators import SignFold, unwrapped, wrap
+from attribution.sketch.sign_fold import SignFold, unwrapped, wrap
 from auditlog.format.manifest import SketchBlock, SketchParameter
 
 DEFAULT_DIM = 4096

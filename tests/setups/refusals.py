@@ -171,8 +171,8 @@ REFUSALS = [
     ),
     Refusal(
         "a weight that is computed from others (weight_norm)",
-        SelfCheckError,
-        "do not add up to the batch's",
+        CaptureError,
+        "belongs to no sample",
         lambda auditor: _first_batch(_weight_norm(), loops.tensors(5, 8)()[0], auditor),
         _first,
     ),

@@ -21,7 +21,7 @@ from attribution.capture.modules import find_tracked
 from attribution.capture.oracle import gradient, sketch_each
 from attribution.errors import CaptureError, SampleIdentityError
 from attribution.sketch.layout import SketchLayout
-from attribution.sketch.operators import SignFold
+from attribution.sketch.sign_fold import SignFold
 from attribution.sketch.quantize import dequantize, quantize
 from auditlog.format.records import Flag
 

@@ -7,7 +7,7 @@ import torch
 from attribution.errors import SketchMismatchError
 from attribution.sketch import rng
 from attribution.sketch.layout import SketchLayout
-from attribution.sketch.operators import SignFold, unwrapped, wrap
+from attribution.sketch.sign_fold import SignFold, unwrapped, wrap
 from attribution.sketch.quantize import dequantize, quantize
 
 
