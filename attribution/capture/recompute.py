@@ -99,8 +99,8 @@ def gradient_of(
     for out, grad in pairs:
         if out.numel() != grad.numel():
             raise CaptureError(
-                f"{type(module).__name__}, run again on one sample, returns {tuple(out.shape)} where that sample's part "
-                f"of the gradient is {tuple(grad.shape)}",
+                f"{type(module).__name__}, run again on one sample, returns {tuple(out.shape)}; that sample's part of "
+                f"the gradient is {tuple(grad.shape)}",
                 "The module mixes samples or changes their number. Leave it out with allow_untracked.",
             )
     found = torch.autograd.grad(

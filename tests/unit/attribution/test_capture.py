@@ -21,8 +21,8 @@ from attribution.capture.modules import find_tracked
 from attribution.capture.oracle import gradient, sketch_each
 from attribution.errors import CaptureError, SampleIdentityError
 from attribution.sketch.layout import SketchLayout
-from attribution.sketch.sign_fold import SignFold
 from attribution.sketch.quantize import dequantize, quantize
+from attribution.sketch.sign_fold import SignFold
 from auditlog.format.records import Flag
 
 RTOL = 1e-4  # fp32, the project's bar

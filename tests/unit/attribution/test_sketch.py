@@ -7,8 +7,8 @@ import torch
 from attribution.errors import SketchMismatchError
 from attribution.sketch import rng
 from attribution.sketch.layout import SketchLayout
-from attribution.sketch.sign_fold import SignFold, unwrapped, wrap
 from attribution.sketch.quantize import dequantize, quantize
+from attribution.sketch.sign_fold import SignFold, unwrapped, wrap
 
 
 def dense(signs: torch.Tensor, offset: int, dim: int) -> torch.Tensor:
