@@ -7,6 +7,7 @@ by a model's name. What no formula fits is recomputed sample by sample, which is
 from __future__ import annotations
 
 import copy
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from attribution.capture.per_sample import Entries, Piece, Scratch
 from attribution.capture.recompute import CallShape, call_again, flatten_call, gradient_of
 from attribution.capture.segments import Segments
 from attribution.errors import CaptureError
-from attribution.sketch.layout import is_tall
+from attribution.sketch.layout import flatten
 
 try:
     from transformers.pytorch_utils import Conv1D
@@ -47,12 +48,14 @@ class Work:
         output_grads: Gradient w.r.t. each output, ``None`` where none arrived.
         segments: Layout of the micro-batch.
         scratch: Gives memory to overwrite.
+        needs_totals: Pieces of a single sample must come with the sum over all.
     """
 
     kept: Sequence[Any]
     output_grads: Sequence[Tensor | None]
     segments: Segments
     scratch: Scratch = per_sample.no_scratch
+    needs_totals: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,11 +235,11 @@ class Recomputed(Formula):
                 "Pad this batch by one token, or leave the module out with allow_untracked.",
             )
         own = {name: self.module.get_parameter(name) for name in self.parameters}
+        rerun = functools.partial(gradient_of, self.module, shape, work.kept[1:], work.output_grads, own, work.segments)
+        totals = {name: flatten(grad)[0] for name, grad in rerun(None).items()} if work.needs_totals else {}
         for sample in range(work.segments.samples):
-            found = gradient_of(self.module, shape, work.kept[1:], work.output_grads, own, work.segments, sample)
-            for name, grad in found.items():
-                flat = (grad.t() if is_tall(grad.shape) else grad).reshape(1, -1).float()
-                yield Piece(self.parameters[name], flat, first=sample)
+            for name, grad in rerun(sample).items():
+                yield Piece(self.parameters[name], flatten(grad), first=sample, total=totals.get(name))
 
     def flops(self, tokens: int) -> int:
         """Return a forward and a backward pass of the module; the number of parameters used is not known."""

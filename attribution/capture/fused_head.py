@@ -8,6 +8,7 @@ terms that it adds up in the weight's gradient, in its own precision and with it
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from attribution.capture.micro_batch import MicroBatch
 from attribution.capture.per_sample import Piece
 from attribution.errors import CaptureError
-from attribution.sketch.layout import is_tall
+from attribution.sketch.layout import flatten
 
 _DEPTH = 4  # nodes between the function and what the model returns: a view, a mask
 
@@ -45,10 +46,12 @@ def watch(log_probs: Tensor, targets: Tensor, parameters: Mapping[str, nn.Parame
             )
         with torch.no_grad():
             owner = _owners(node, gradients, targets, micro)
+            of = functools.partial(_gradients, node, gradients, places=places)
+            every = torch.ones_like(owner, dtype=torch.bool)
+            totals = {} if micro.whitening is None else {name: flatten(grad)[0] for name, grad in of(every).items()}
             for sample in range(micro.samples):
-                for name, grad in _gradients(node, gradients, owner == sample, places).items():
-                    flat = (grad.t() if is_tall(grad.shape) else grad).reshape(1, -1).float()
-                    micro.add(Piece(name, flat, first=sample))
+                for name, grad in of(owner == sample).items():
+                    micro.add(Piece(name, flatten(grad), first=sample, total=totals.get(name)))
         micro.arrived.update(places.values())
 
     node.register_prehook(before)

@@ -37,6 +37,7 @@ from attribution.capture.modules import Tracking
 from attribution.capture.per_sample import Piece
 from attribution.capture.recompute import output_tensors
 from attribution.capture.segments import Segments
+from attribution.capture.whitening import Whitening
 from attribution.errors import CaptureError, SampleIdentityError, UnsupportedSetupError
 from attribution.sketch.layout import SketchLayout
 
@@ -79,6 +80,7 @@ class HookSet:
         discarded: Samples whose gradients were thrown away since the last ``take``.
         before_first: Called with the first training batch and with the first of several samples, its layout, and
             whether its documents see each other, until it is set to ``None``.
+        whitening: Gives what each micro-batch's second form is made with.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class HookSet:
         self.rows_per_sample = 1
         self.discarded = 0
         self.before_first: Callable[[Batch, Segments, bool], None] | None = None
+        self.whitening: Callable[[], Whitening | None] = lambda: None
         self._model, self._tracking, self._layout = model, tracking, layout
         self._check_index, self._mode, self._on_crossing = check_index, mode, on_crossing
         self._next_token = outputs.predicts_next_token(model)
@@ -234,7 +237,7 @@ class HookSet:
             self._is_first = False
             self.before_first(batch, segments, crosses)
         self.step_began = self.step_began or started
-        self._open = MicroBatch(index, segments, batch.token_ids, self._layout)
+        self._open = MicroBatch(index, segments, batch.token_ids, self._layout, self.whitening())
         self._open.is_training = self._model.training
         self._is_inside = True
         self._open.not_separable = crosses
@@ -379,7 +382,7 @@ class HookSet:
         queue, self._queue, self._queued = self._queue, [], 0
         with torch.no_grad(), self.silent(), _without_autocast(self._layout.device):
             for formula, micro, kept, gradients in _side_by_side(queue):
-                work = Work(kept, gradients, micro.segments, self._scratch)
+                work = Work(kept, gradients, micro.segments, self._scratch, micro.whitening is not None)
                 for part in formula.gradients(work):
                     micro.add(part)
 
@@ -395,11 +398,11 @@ class HookSet:
         with torch.no_grad(), _without_autocast(self._layout.device):
             for part in formula.gradients(Work([x], (gradient,), micro.segments, self._scratch)):
                 assert isinstance(part, Piece)
-                micro.add(part)
                 if part.parameter == formula.parameters["weight"]:
-                    torch.sum(part.values, 0, out=flat[part.start : part.start + part.values.shape[1]])
+                    total = torch.sum(part.values, 0, out=flat[part.start : part.start + part.values.shape[1]])
                 else:
-                    bias = part.values.sum(0)
+                    total = bias = part.values.sum(0)
+                micro.add(part._replace(total=total))
         micro.arrive(formula.name, (gradient,))
         rows, columns = weight.shape
         self.seconds += perf_counter() - started

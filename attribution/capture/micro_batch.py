@@ -13,6 +13,7 @@ from torch import Tensor
 from attribution.capture.per_sample import Entries, Piece
 from attribution.capture.segments import Segments
 from attribution.capture.units import Units
+from attribution.capture.whitening import Whitening
 from attribution.sketch.layout import SketchLayout
 from attribution.sketch.sign_fold import unwrapped, wrap
 from auditlog.format.records import Flag
@@ -28,6 +29,7 @@ class Captured:
         sample_index: ``(B,)`` int64.
         segments: Where each sample lies in the batch.
         sketch: ``(B, D)`` float32, of each sample's own summed loss; zeros where not finite.
+        whitened: The same of the whitened gradient; ``None`` in a run that records the raw form only.
         weight: ``(B,)`` float32, the factor with which that gradient entered ``p.grad``, before clipping.
         loss: ``(B,)`` float32, nats.
         n_tokens: ``(B,)`` int64.
@@ -40,6 +42,7 @@ class Captured:
     sample_index: Tensor
     segments: Segments
     sketch: Tensor
+    whitened: Tensor | None
     weight: Tensor
     loss: Tensor
     n_tokens: Tensor
@@ -60,6 +63,7 @@ class Captured:
         return dataclasses.replace(
             self,
             sketch=self.sketch * of_sketch[:, None],
+            whitened=None if self.whitened is None else self.whitened * of_sketch[:, None],
             weight=torch.where(is_known, self.weight * share, self.weight),
             expected=self.expected * share,
         )
@@ -73,6 +77,7 @@ class MicroBatch:
         segments: Where each sample lies in the batch.
         token_ids: The batch's token ids, for their digest; may be ``None``.
         layout: Where gradients land.
+        whitening: What the second form is made with; ``None`` for the raw form only.
 
     Attributes:
         arrived: Names of the tracked modules that gradients reached.
@@ -82,11 +87,18 @@ class MicroBatch:
     """
 
     def __init__(
-        self, sample_index: Tensor, segments: Segments, token_ids: Tensor | None, layout: SketchLayout
+        self,
+        sample_index: Tensor,
+        segments: Segments,
+        token_ids: Tensor | None,
+        layout: SketchLayout,
+        whitening: Whitening | None = None,
     ) -> None:
         self.sample_index, self.segments = sample_index, segments
         self.token_ids_sha256 = None if token_ids is None else _digest(token_ids)
         self.sums = unwrapped(segments.samples, layout.dim, layout.device)
+        self.whitened_sums = None if whitening is None else torch.zeros_like(self.sums)
+        self.whitening = whitening
         self.units: Units | None = None
         self.arrived: set[str] = set()
         self.is_half = False
@@ -107,14 +119,27 @@ class MicroBatch:
 
     def add(self, part: Piece | Entries) -> None:
         """Sketch a part of the samples' gradients."""
-        fold = self._maps[part.parameter]
         if isinstance(part, Piece):
-            rows = (
-                self.sums if len(part.values) == self.samples else self.sums[part.first : part.first + len(part.values)]
-            )
-            fold.add_to(rows, part.values, part.start)
+            self._add_piece(part)
         else:
-            fold.scatter_to(self.sums, part.numbers, part.values)
+            self._add_entries(part)
+
+    def _add_piece(self, part: Piece) -> None:
+        fold, samples = self._maps[part.parameter], slice(part.first, part.first + len(part.values))
+        fold.add_to(self.sums[samples], part.values, part.start)
+        if self.whitening is not None and self.whitened_sums is not None:
+            total = part.values.sum(0) if part.total is None else part.total
+            roots = self.whitening.roots(part.parameter, total, part.start)
+            fold.add_to(self.whitened_sums[samples], part.values, part.start, roots)
+
+    def _add_entries(self, part: Entries) -> None:
+        fold = self._maps[part.parameter]
+        fold.scatter_to(self.sums, part.numbers, part.values)
+        if self.whitening is not None and self.whitened_sums is not None:
+            numbers = part.numbers.reshape(-1)
+            total = part.values.new_zeros(len(fold.signs)).scatter_add_(0, numbers, part.values.reshape(-1))
+            roots = self.whitening.roots_at(part.parameter, total[numbers], numbers)
+            fold.scatter_to(self.whitened_sums, part.numbers, part.values * roots.view_as(part.values))
 
     def close(self) -> Captured | None:
         """Finish: divide by the measured factor, flag what is special.
@@ -130,7 +155,10 @@ class MicroBatch:
         # Others' losses reach a sample that they can see, whether or not it has a target of its own.
         is_unused = empty & (not self.not_separable)
         sketch = wrap(self.sums) / units.factor[:, None]  # (B, D)
+        whitened = None if self.whitened_sums is None else wrap(self.whitened_sums) / units.factor[:, None]
         finite = sketch.isfinite().all(1) & (units.loss.isfinite() | ~units.known)
+        if whitened is not None:
+            finite &= whitened.isfinite().all(1)
         weight = torch.where(is_unused, torch.zeros_like(units.factor), units.factor)
         flags = (
             Flag.NOT_FINITE * (~finite).long()
@@ -142,7 +170,8 @@ class MicroBatch:
         return Captured(
             sample_index=self.sample_index,
             segments=self.segments,
-            sketch=torch.where(finite[:, None], sketch, torch.zeros_like(sketch)),
+            sketch=_zero_where_not(finite, sketch),
+            whitened=None if whitened is None else _zero_where_not(finite, whitened),
             weight=weight,
             loss=units.loss,
             n_tokens=units.n_tokens,
@@ -151,6 +180,10 @@ class MicroBatch:
             expected=expected,
             arrived=frozenset(self.arrived),
         )
+
+
+def _zero_where_not(finite: Tensor, sketch: Tensor) -> Tensor:
+    return torch.where(finite[:, None], sketch, torch.zeros_like(sketch))
 
 
 def _digest(token_ids: Tensor) -> str:

@@ -25,12 +25,14 @@ class Piece(NamedTuple):
         values: ``(k, n)`` float32: entries ``start`` to ``start + n`` of samples ``first`` to ``first + k``.
         start: Number of the first entry.
         first: The first sample.
+        total: ``(n,)``, the same entries' sum over all samples, where somebody has it already.
     """
 
     parameter: str
     values: Tensor
     start: int = 0
     first: int = 0
+    total: Tensor | None = None
 
 
 class Entries(NamedTuple):

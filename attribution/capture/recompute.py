@@ -72,7 +72,7 @@ def gradient_of(
     output_grads: Sequence[Tensor | None],
     parameters: Mapping[str, Tensor],
     segments: Segments,
-    sample: int,
+    sample: int | None,
 ) -> dict[str, Tensor]:
     """Return one sample's gradient of a module's own parameters, by running the module on that sample alone.
 
@@ -83,7 +83,7 @@ def gradient_of(
         output_grads: Gradient w.r.t. each of its outputs, ``None`` where none arrived.
         parameters: The parameters by their name within the module.
         segments: Layout of the micro-batch.
-        sample: Which one.
+        sample: Which one; ``None`` for all of them together.
 
     Raises:
         CaptureError: If what it returns for one sample is not that sample's part of what it returned.
@@ -114,9 +114,11 @@ def gradient_of(
     }
 
 
-def _part(leaf: Any, segments: Segments, sample: int) -> Any:
+def _part(leaf: Any, segments: Segments, sample: int | None) -> Any:
     """Return one sample's part of an argument; what all samples share stays whole."""
     if not isinstance(leaf, Tensor):
         return leaf
+    if sample is None:
+        return leaf.detach()
     cut = segments.cut(leaf.detach(), sample)
     return leaf.detach() if cut is None else cut

@@ -25,6 +25,11 @@ def is_tall(shape: Sequence[int]) -> bool:
     return len(shape) == 2 and shape[0] > shape[1]
 
 
+def flatten(gradient: Tensor) -> Tensor:
+    """Return a parameter's gradient as the sketch takes it, ``(1, n)`` float32."""
+    return (gradient.t() if is_tall(gradient.shape) else gradient).reshape(1, -1).float()
+
+
 class SketchLayout:
     """The map from a model's gradient to its sketch.
 
@@ -113,8 +118,7 @@ class SketchLayout:
                     f"parameter {name}: shape {tuple(gradient.shape)}, the sketch has {_plain(self.shapes.get(name))}",
                     "Query with the model that was trained: same base model, same adapter configuration.",
                 )
-            flat = (gradient.t() if is_tall(gradient.shape) else gradient).reshape(1, -1)
-            self.maps[name].add_to(sums, flat.to(self.device, torch.float32))
+            self.maps[name].add_to(sums, flatten(gradient).to(self.device))
         return wrap(sums)[0]
 
 

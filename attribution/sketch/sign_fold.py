@@ -10,8 +10,6 @@ once at the end. So an ordinary parameter costs one fused multiply-add, wherever
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -19,14 +17,6 @@ from torch import Tensor
 SPAN = 4
 # Parameters of more blocks than this are signed, summed over their blocks, and added once.
 _FEW_BLOCKS = 32
-
-
-class _Plan(NamedTuple):
-    """How one stretch of entries is added: a few long pieces, or many blocks of ``D`` at once, then pieces."""
-
-    pieces: list[tuple[int, int, Tensor]]  # first entry, number of entries, their signs
-    blocks: int
-    signs: Tensor  # of the blocks
 
 
 class SignFold:
@@ -40,24 +30,32 @@ class SignFold:
 
     def __init__(self, signs: Tensor, offset: int, dim: int) -> None:
         self.signs, self.offset, self.dim = signs, offset, dim
-        self._whole = self._plan(0, len(signs))
 
-    def add_to(self, sums: Tensor, values: Tensor, start: int = 0) -> None:
+    def add_to(self, sums: Tensor, values: Tensor, start: int = 0, scale: Tensor | None = None) -> None:
         """Add the unwrapped sketch of each row of ``values`` to the same row of ``sums``, in place.
 
         Args:
             sums: Float32, from ``unwrapped``.
             values: ``(B, k)`` float32: entries ``start`` to ``start + k`` of one flattened gradient per row.
             start: Number of the first entry.
+            scale: ``(k,)`` float32: what each entry is multiplied by first.
         """
         length = values.shape[1]
-        plan = self._whole if length == len(self.signs) else self._plan(start, length)
+        signs = self.signs if length == len(self.signs) else self.signs.narrow(0, start, length)
+        if scale is not None:
+            signs = signs * scale
         bucket = (self.offset + start) % self.dim
-        for first, few, signs in plan.pieces:
-            sums.narrow(1, bucket, few).addcmul_(values.narrow(1, first, few), signs)
-        if plan.blocks:
-            signed = values.narrow(1, 0, len(plan.signs)) * plan.signs  # (B, blocks * D)
-            sums.narrow(1, bucket, self.dim).add_(signed.view(-1, plan.blocks, self.dim).sum(1))
+        if length <= SPAN * self.dim:
+            sums.narrow(1, bucket, length).addcmul_(values, signs)
+            return
+        blocks = length // self.dim if length // self.dim > _FEW_BLOCKS else 0
+        in_blocks = blocks * self.dim
+        if blocks:
+            signed = values.narrow(1, 0, in_blocks) * signs.narrow(0, 0, in_blocks)  # (B, blocks * D)
+            sums.narrow(1, bucket, self.dim).add_(signed.view(-1, blocks, self.dim).sum(1))
+        for first in range(in_blocks, length, SPAN * self.dim):
+            few = min(SPAN * self.dim, length - first)
+            sums.narrow(1, bucket, few).addcmul_(values.narrow(1, first, few), signs.narrow(0, first, few))
 
     def scatter_to(self, sums: Tensor, entries: Tensor, values: Tensor) -> None:
         """Add single entries of each row's gradient: entry ``entries[b, k]`` has value ``values[b, k]``, in place.
@@ -68,14 +66,6 @@ class SignFold:
             values: ``(B, k)`` float32.
         """
         sums.scatter_add_(1, (entries + self.offset) % self.dim, values * self.signs[entries])
-
-    def _plan(self, start: int, length: int) -> _Plan:
-        """Return the pieces that entries ``start`` to ``start + length`` are added in."""
-        signs = self.signs[start : start + length]
-        blocks = length // self.dim if length // self.dim > _FEW_BLOCKS else 0
-        firsts = range(blocks * self.dim, length, SPAN * self.dim)
-        pieces = [(i, min(SPAN * self.dim, length - i), signs[i : i + SPAN * self.dim]) for i in firsts]
-        return _Plan(pieces, blocks, signs[: blocks * self.dim])
 
     def adjoint(self, sketch: Tensor) -> Tensor:
         """Return ``Sᵀ`` of each row: ``(B, D)`` to ``(B, n)``."""

@@ -39,6 +39,7 @@ from attribution.training.ranks import Ranks, device_of, innermost, refuse_shard
 from attribution.training.recipe import describe_recipe
 from attribution.training.recorder import AuditTime, StepRecorder
 from attribution.training.resume import refuse_unlogged, weights_digest
+from attribution.training.second_moments import BOTH, RAW, Form, SecondMoments, check_forms, keeps_second_moment
 from attribution.training.snapshot import save_snapshot
 from attribution.training.uses import Uses
 from auditlog.datamanifest import DataManifest
@@ -80,6 +81,9 @@ class AuditMode:
             gradient as the sum of the per-sample gradients; cheaper, and weights differ by rounding.
         on_crossing: What to do with packed documents that can see each other: ``"refuse"``, or ``"mark"`` their records
             as not separable.
+        forms: Which forms of each sample's gradient are stored: ``("raw",)`` or ``("raw", "whitened")``. By default
+            both where the optimizer is of Adam's type, whose second moment the whitened form is made with. A resumed
+            run keeps its own.
         sketch_dim: Sketch size ``D``.
         sketch_seed: Seed of the sketch's random tables.
         training: What the manifest says about the loop, as plain JSON.
@@ -112,6 +116,7 @@ class AuditMode:
         allow_untracked: Sequence[str] = (),
         mode: Mode = "observe",
         on_crossing: Literal["refuse", "mark"] = "refuse",
+        forms: Sequence[Form] | None = None,
         sketch_dim: int = DEFAULT_DIM,
         sketch_seed: str = "0",
         training: Mapping[str, Any] | None = None,
@@ -129,6 +134,7 @@ class AuditMode:
         self._recipe, self._purpose = recipe, dict(purpose or {})
         self.training = dict(training or {})
         self._mode, self._on_crossing = mode, on_crossing
+        self._forms = None if forms is None else check_forms(forms)
         self._self_check, self._resume = self_check, resume
         self._from_step, self._accept_loss = from_step, accept_loss
         folder = re.sub(r"[\s+]+", "-", self._folder.resolve().name)  # a log's name holds neither
@@ -185,7 +191,10 @@ class AuditMode:
             self._on_crossing,
         )
         self._is_waiting = self._ranks.from_first(self._resume and (self.run / MANIFEST).exists())
+        if self._forms is None:
+            self._forms = BOTH if self._has_second_moment() else RAW
         ledger = self._open_ledger()
+        self._forms = ledger.manifest.sketch.forms
         self.run_id, self.attempt, self._reached = ledger.manifest.run_id, ledger.attempt, ledger.last_step
         self.writer = LedgerWriter(ledger, on_error=self._on_error)
         try:
@@ -248,6 +257,17 @@ class AuditMode:
             self._tracking.trainable,
             lambda loss_scale, is_skipped: self.recorder.on_step(inner, loss_scale, is_skipped),
         )
+        if self._forms == BOTH:
+            self.recorder.moments = SecondMoments(inner, self._tracking.parameters)
+            self.hooks.whitening = self.recorder.moments.whitening
+
+    def _has_second_moment(self) -> bool:
+        """Tell whether the optimizer, or the one that the trainer is going to make, is of Adam's type."""
+        optimizer = None if self._optimizer is None else getattr(self._optimizer, "optimizer", self._optimizer)
+        kind, settings = (type(optimizer), optimizer.defaults) if optimizer is not None else (None, {})
+        if optimizer is None and self._binding is not None:
+            kind, settings = self._binding.planned_optimizer()
+        return kind is not None and keeps_second_moment(kind, settings, self._layout.device)
 
     def unfollow(self) -> None:
         """Record no more steps, until another optimizer is followed."""
@@ -389,7 +409,7 @@ class AuditMode:
             created_us=time.time_ns() // 1000,
             vkey=str(self._signer.vkey),
             data=self.data.block,
-            sketch=self._layout.block(),
+            sketch=self._layout.block(self._forms or RAW),
             model=describe_model(self._model),
             tracking=describe_tracking(self._tracking, self._mode),
             training=self.training,

@@ -148,6 +148,18 @@ class TrainerBinding:
 
         return get_train_dataloader
 
+    def planned_optimizer(self) -> tuple[type[Any] | None, dict[str, Any]]:
+        """Return the class and settings of the optimizer that the trainer has or is going to make."""
+        trainer = self._trainer
+        if trainer.optimizer is not None:
+            inner = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+            return type(inner), inner.defaults
+        if trainer.optimizer_cls_and_kwargs is not None:
+            kind, settings = trainer.optimizer_cls_and_kwargs
+        else:
+            kind, settings = trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)
+        return kind, dict(settings)
+
     def _announcing(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return a ``training_step`` that says whose batch it is; the model and its loss never see the ids."""
         hooks, recorder = self._audit.hooks, self._audit.recorder

@@ -29,6 +29,7 @@ from attribution.training.consumed import Consumed, consume, with_gradient
 from attribution.training.optimizer_steps import gradient_scale
 from attribution.training.padding import Loader, find_padding
 from attribution.training.ranks import Ranks
+from attribution.training.second_moments import SecondMoments
 from attribution.training.uses import Uses
 from auditlog.datamanifest import DataManifest
 from auditlog.errors import DataError
@@ -87,6 +88,7 @@ class StepRecorder:
         clip_max_norm: The loop's clipping threshold, where it is known.
         checked: The modules that the self-check saw; ``None`` without one.
         num_items: The step's ``num_items_in_batch``, where the loop has one.
+        moments: Told what each step made of its gradient; ``None`` where the raw form alone is stored.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class StepRecorder:
         self.epoch: int | None = None
         self.clip_max_norm: float | None = None
         self.num_items: int | None = None
+        self.moments: SecondMoments | None = None
         self.checked: frozenset[str] | None = None
         self.time = AuditTime()
         self.worst_residual = 0.0
@@ -164,7 +167,7 @@ class StepRecorder:
             "discarded": discarded,
         }
         gradient, scales = (None, (0.0, 0.0)) if is_skipped else self._consumed(optimizer, captured, body)
-        records, index, sketches = self._rows(captured)
+        records, index, sketches = self._rows(captured, self._correct(captured, body, loss_scale))
         self._count_uses(captured, records, index)
         self.records += len(records)
         own = perf_counter() - started
@@ -224,7 +227,18 @@ class StepRecorder:
             "tracked_share": finite(consumed.tracked_share),
         }
         q, scale = quantize((consumed.sketch if consumed.sketch.isfinite().all() else zero)[None])
+        if self.moments is not None:  # the step's gradient is stored in the raw form only, to be compared
+            q = np.hstack([q, np.zeros_like(q)])
         return q[0], (float(scale[0]), 0.0)
+
+    def _correct(self, captured: list[Captured], body: dict[str, Any], loss_scale: float) -> float:
+        """Compare what whitening assumed of this step's gradient with what was found; return the factor still due."""
+        if self.moments is None:
+            return 1.0
+        f = body.get("f")
+        found = math.nan if f is None else f * len(captured) / loss_scale
+        body["whitened_share"] = [self.moments.whitening().share, finite(found)]
+        return self.moments.stepped(found)
 
     def _refuse_strangers(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse parameters that the optimizer moves and that were not trainable when audit mode was attached."""
@@ -284,12 +298,15 @@ class StepRecorder:
             why,
         )
 
-    def _rows(self, captured: list[Captured]) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.int8]]:
-        """Return the packed records, their sample indices and their int8 sketches."""
+    def _rows(
+        self, captured: list[Captured], correction: float
+    ) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.int8]]:
+        """Return the packed records, their sample indices and their int8 sketches, raw and whitened side by side."""
         n = sum(len(c.sample_index) for c in captured)
         records = np.zeros(n, dtype=RECORD)
         if not n:
-            return records, np.zeros(0, dtype=np.int64), np.zeros((0, self._layout.dim), dtype=np.int8)
+            width = self._layout.dim * (1 if self.moments is None else 2)
+            return records, np.zeros(0, dtype=np.int64), np.zeros((0, width), dtype=np.int8)
         index = torch.cat([c.sample_index for c in captured]).numpy()
         sketches = torch.cat([c.sketch for c in captured])  # (n, D)
         q, scale = quantize(sketches)
@@ -305,6 +322,11 @@ class StepRecorder:
             records[name] = torch.cat([getattr(c, name) for c in captured]).cpu().numpy()
         records["grad_norm"] = sketches.norm(dim=1).cpu().numpy()
         records["scale_raw"] = scale
+        whitened = [c.whitened for c in captured if c.whitened is not None]
+        if whitened:
+            q_whitened, scale = quantize(torch.cat(whitened))
+            records["scale_whitened"] = scale * correction
+            q = np.hstack([q, q_whitened])
         return records, index, q
 
     def _count_uses(self, captured: list[Captured], records: NDArray[np.void], index: NDArray[np.int64]) -> None:

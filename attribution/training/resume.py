@@ -80,7 +80,7 @@ def refuse_other_run(manifest: RunManifest, layout: SketchLayout, model: nn.Modu
             f"the run was begun by {manifest.world_size} processes; this is process {ranks.rank} of {ranks.size}",
             "Resume with as many processes as the run began with, or start a new run.",
         )
-    if manifest.sketch != layout.block():
+    if manifest.sketch != layout.block(manifest.sketch.forms):
         raise SketchMismatchError(
             "the run in that folder sketches other parameters, or with other tables, than this model would",
             "Resume with the same model, adapter configuration, sketch_dim and sketch_seed, or start a new run.",
