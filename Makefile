@@ -53,9 +53,9 @@ lint: setup  ## ruff, mypy --strict on auditlog, import contracts
 format: setup  ## format the code
 	$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format .
 
-bench: setup  ## measured figures: audit time against step time, paired in one run; rewrites results.json
-	$(BIN)/python tests/benchmarks/overhead.py
-	$(BIN)/python tests/benchmarks/memory.py
+bench: setup  ## every figure against its bar; rewrites results.json (ONLY=overhead,memory DEVICE=cuda QUICK=1)
+	@PYTHONPATH=tests $(BIN)/python -m benchmarks.run --only "$(ONLY)" --device "$(or $(DEVICE),cpu)" \
+	  $(if $(QUICK),--quick) $(if $(WRITE_README),--write-readme)
 
 setups: setup  ## every training set-up against autograd; rewrites the table in attribution/METHODS.md
 	PYTHONPATH=tests $(BIN)/python -m setups.render

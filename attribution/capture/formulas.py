@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from attribution.capture import per_sample
-from attribution.capture.per_sample import Entries, Piece, Scratch
+from attribution.capture.per_sample import Entries, Lookup, Part, Piece, Product, Scratch
 from attribution.capture.recompute import CallShape, call_again, flatten_call, gradient_of
 from attribution.capture.segments import Segments
 from attribution.errors import CaptureError
@@ -49,6 +49,7 @@ class Work:
         segments: Layout of the micro-batch.
         scratch: Gives memory to overwrite.
         needs_totals: Pieces of a single sample must come with the sum over all.
+        factored: Names of the parameters whose gradients are not to be formed.
     """
 
     kept: Sequence[Any]
@@ -56,6 +57,7 @@ class Work:
     segments: Segments
     scratch: Scratch = per_sample.no_scratch
     needs_totals: bool = False
+    factored: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class Formula(ABC):
         """Return what the backward pass needs; floating-point tensors are kept as saved tensors."""
 
     @abstractmethod
-    def gradients(self, work: Work) -> Iterator[Piece | Entries]:
+    def gradients(self, work: Work) -> Iterator[Part]:
         """Yield the per-sample gradients of every parameter in ``parameters``, float32."""
 
     def flops(self, tokens: int) -> int:
@@ -107,15 +109,18 @@ class Linear(Formula):
         """Keep the input where the weight is trained."""
         return [(*args, *kwargs.values())[0]] if "weight" in self.parameters else []
 
-    def gradients(self, work: Work) -> Iterator[Piece | Entries]:
+    def gradients(self, work: Work) -> Iterator[Part]:
         """Form ``Σ_t g_t x_tᵀ`` and ``Σ_t g_t``."""
         (grad,) = work.output_grads
         assert grad is not None
         g = work.segments.by_sample(grad, self.name)  # (S, T, d_out)
         if "weight" in self.parameters:
             x = work.segments.by_sample(work.kept[0], self.name)  # (S, T, d_in)
-            for start, values in per_sample.linear_weight(x, g, self.transposed, work.scratch):
-                yield Piece(self.parameters["weight"], values, start)
+            if self.parameters["weight"] in work.factored:
+                yield Product(self.parameters["weight"], *((x, g) if self.transposed else (g, x)))
+            else:
+                for start, values in per_sample.linear_weight(x, g, self.transposed, work.scratch):
+                    yield Piece(self.parameters["weight"], values, start)
         if "bias" in self.parameters:
             yield Piece(self.parameters["bias"], per_sample.linear_bias(g))
 
@@ -135,15 +140,18 @@ class Embedding(Formula):
         """Keep the ids."""
         return [(*args, *kwargs.values())[0]]
 
-    def gradients(self, work: Work) -> Iterator[Piece | Entries]:
+    def gradients(self, work: Work) -> Iterator[Part]:
         """Add each token's gradient to its row of the table."""
         (grad,) = work.output_grads
         assert grad is not None
         table = self.module.weight
         g = work.segments.by_sample(grad, self.name)  # (S, T, d)
         ids = work.segments.by_sample(work.kept[0][..., None], self.name)[..., 0]  # (S, T)
-        numbers, values = per_sample.embedding_weight(ids.to(g.device), g, len(table), self.module.padding_idx)
-        yield Entries(self.parameters["weight"], numbers, values if self.scale == 1.0 else values * self.scale)
+        g, ids, name = g if self.scale == 1.0 else g * self.scale, ids.to(g.device), self.parameters["weight"]
+        if name in work.factored:
+            yield Lookup(name, ids, per_sample.without_padding(ids, g, self.module.padding_idx))
+        else:
+            yield Entries(name, *per_sample.embedding_weight(ids, g, len(table), self.module.padding_idx))
 
     def flops(self, tokens: int) -> int:
         """Return one addition per token and feature."""
@@ -175,7 +183,7 @@ class Elementwise(Formula):
         leaves, shape = flatten_call(args, kwargs, self.module.weight.device.type)
         return [shape, *leaves]
 
-    def gradients(self, work: Work) -> Iterator[Piece | Entries]:
+    def gradients(self, work: Work) -> Iterator[Part]:
         """Form ``Σ_t g_t ∘ h_t`` and ``Σ_t g_t``."""
         (grad,) = work.output_grads
         assert grad is not None
@@ -217,7 +225,7 @@ class Recomputed(Formula):
         leaves, shape = flatten_call(args, kwargs, next(self.module.parameters()).device.type)
         return [shape, *leaves]
 
-    def gradients(self, work: Work) -> Iterator[Piece | Entries]:
+    def gradients(self, work: Work) -> Iterator[Part]:
         """Take autograd's gradient for one sample after the other."""
         shape: CallShape = work.kept[0]
         tensors = [leaf for leaf in work.kept[1:] if isinstance(leaf, Tensor)]
@@ -266,6 +274,17 @@ def formula_for(name: str, module: nn.Module, parameters: Mapping[str, str]) -> 
     if set(parameters) <= {"weight", "bias"} and (unit := elementwise_unit(module)) is not None:
         return Elementwise(name, module, parameters, unit)
     return _why_not(module) or Recomputed(name, module, parameters)
+
+
+def route_of(formula: Formula, factored: Collection[str]) -> str:
+    """Return the route of a module's weight.
+
+    Args:
+        formula: The module's formula.
+        factored: Parameters that are folded on both sides. Of one that has to be recomputed the whole gradient is.
+    """
+    is_factored = formula.parameters.get("weight") in factored and isinstance(formula, Linear | Embedding)
+    return "factored" if is_factored else formula.route
 
 
 def _why_not(module: nn.Module) -> str:

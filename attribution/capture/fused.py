@@ -7,7 +7,7 @@ differ from the plain run by rounding only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -42,9 +42,16 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: boo
     return _FusedLinear.apply(x, weight, bias, transposed, consume)
 
 
-def can_fuse(formula: Formula) -> bool:
-    """Tell whether a module's forward is its class's own, and there is a weight gradient to compute."""
-    return isinstance(formula, Linear) and "weight" in formula.parameters and "forward" not in vars(formula.module)
+def can_fuse(formula: Formula, factored: Collection[str]) -> bool:
+    """Tell whether a module's forward is its class's own, and there are per-sample weight gradients to add up.
+
+    Args:
+        formula: The module's formula.
+        factored: Parameters whose per-sample gradients are never formed.
+    """
+    if not isinstance(formula, Linear) or "forward" in vars(formula.module):
+        return False
+    return "weight" in formula.parameters and formula.parameters["weight"] not in factored
 
 
 def fuse(module: nn.Module, transposed: bool, consumer: Callable[[], Consume | None]) -> Callable[[], None]:

@@ -45,6 +45,9 @@ Mode = Literal["observe", "fused"]
 # Modules are worked off in bursts: right after a large matrix product the first small operation takes several times
 # as long as the next. This much of their inputs and gradients may wait, beyond what autograd holds itself.
 QUEUE_BYTES = 16 << 20
+# In mode "fused" the products themselves wait, since autograd needs their sums at once: this many entries, few enough
+# to stay in the last cache.
+POOL_ENTRIES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,9 @@ class HookSet:
         self._undo: list[Callable[[], None]] = []
         self._queue: list[_Waiting] = []
         self._queued = 0  # bytes that the queue holds on to
-        self._buffer = torch.empty(0, device=layout.device, dtype=torch.float32)
+        self._pending: list[tuple[MicroBatch, Piece]] = []  # formed, and not sketched yet
+        self._pool = torch.empty(0, device=layout.device, dtype=torch.float32)
+        self._filled = 0  # entries of the pool that pending pieces hold
         self._crosses: bool | None = None  # whether packed documents see each other; tried out once
         self._quiet = False  # a module is being run again, or a self-check uses the model: not a pass of the loop
         self._passes_without_backward = 0
@@ -129,7 +134,7 @@ class HookSet:
         hold(self._model.register_forward_hook(Hook(eager(self._on_output)), with_kwargs=True).remove)
         on_forward = eager(self._on_forward)
         for formula in self._tracking.formulas:
-            if self._mode == "fused" and can_fuse(formula):
+            if self._mode == "fused" and can_fuse(formula, self._layout.buckets):
                 hold(self._fuse(formula))
             else:
                 hook = Hook(on_forward, formula)
@@ -171,6 +176,7 @@ class HookSet:
             self._open.closed = True
         self._open, self._done, self._passes_without_backward, self.step_began = None, [], 0, None
         self._queue, self._queued, self.announced = [], 0, Announced()
+        self._pending, self._filled = [], 0
 
     @contextmanager
     def aside(self, micro: MicroBatch) -> Iterator[None]:
@@ -183,6 +189,7 @@ class HookSet:
         finally:
             self._open, self._on_model = kept, model_hooks
             self._queue, self._queued = [], 0
+            self._pending, self._filled = [], 0
 
     @contextmanager
     def silent(self) -> Iterator[None]:
@@ -381,10 +388,14 @@ class HookSet:
         """Form and sketch the queued modules' per-sample gradients, in float32 whatever autocast says."""
         queue, self._queue, self._queued = self._queue, [], 0
         with torch.no_grad(), self.silent(), _without_autocast(self._layout.device):
+            self._fold_pending()
             for formula, micro, kept, gradients in _side_by_side(queue):
-                work = Work(kept, gradients, micro.segments, self._scratch, micro.whitening is not None)
+                needs_totals = micro.whitening is not None
+                work = Work(kept, gradients, micro.segments, self._scratch, needs_totals, self._layout.buckets)
                 for part in formula.gradients(work):
                     micro.add(part)
+            for _, micro, _, _ in queue:
+                micro.rest()
 
     def _consume(
         self, formula: Linear, micro: MicroBatch, is_own: bool, x: Tensor, gradient: Tensor
@@ -392,27 +403,50 @@ class HookSet:
         """Sketch a fused module's per-sample gradients and return their sums, the module's own gradients."""
         started = perf_counter()
         self._refuse_stray(formula, micro, is_own)
-        weight = formula.module.weight
-        flat = torch.empty(weight.numel(), device=weight.device, dtype=torch.float32)
-        bias = None
-        with torch.no_grad(), _without_autocast(self._layout.device):
-            for part in formula.gradients(Work([x], (gradient,), micro.segments, self._scratch)):
+        totals: dict[str, list[Tensor]] = {}
+        last: list[Tensor] = []
+
+        def room(rows: int, entries: int) -> Tensor:
+            """Give memory for a stretch of all samples, and one more line for its sum."""
+            lines = self._scratch(rows + 1, entries)
+            self._filled += lines.numel()
+            last[:] = [lines[rows]]
+            return lines[:rows]
+
+        with _without_autocast(self._layout.device):
+            for part in formula.gradients(Work([x], (gradient,), micro.segments, room)):
                 assert isinstance(part, Piece)
-                if part.parameter == formula.parameters["weight"]:
-                    total = torch.sum(part.values, 0, out=flat[part.start : part.start + part.values.shape[1]])
-                else:
-                    total = bias = part.values.sum(0)
-                micro.add(part._replace(total=total))
+                is_weight = part.parameter == formula.parameters["weight"]
+                total = torch.sum(part.values, 0, out=last[0]) if is_weight else part.values.sum(0)
+                self._pending.append((micro, part._replace(total=total)))
+                totals.setdefault(part.parameter, []).append(total)
         micro.arrive(formula.name, (gradient,))
-        rows, columns = weight.shape
+        # Copies, since autograd may add to what it is given before the pieces' turn comes.
+        weight, bias = (_joined(totals.get(formula.parameters.get(name, ""))) for name in ("weight", "bias"))
+        rows, columns = formula.module.weight.shape
+        assert weight is not None
         self.seconds += perf_counter() - started
-        return (flat.view(columns, rows).t() if rows > columns else flat.view(rows, columns)), bias
+        return (weight.view(columns, rows).t() if rows > columns else weight.view(rows, columns)), bias
+
+    def _fold_pending(self) -> None:
+        """Sketch the pieces that wait, in one burst, and free the pool."""
+        pending, self._pending, self._filled = self._pending, [], 0
+        for micro, piece in pending:
+            micro.add(piece)
 
     def _scratch(self, rows: int, entries: int) -> Tensor:
         """Return a ``(rows, entries)`` tensor to overwrite: memory that is reused stays in the cache."""
-        if self._buffer.numel() < rows * entries:
-            self._buffer = torch.empty(rows * entries, device=self._layout.device, dtype=torch.float32)
-        return self._buffer[: rows * entries].view(rows, entries)
+        size = rows * entries
+        if self._filled + size > len(self._pool):
+            self._fold_pending()
+            if size > len(self._pool):
+                self._pool = torch.empty(max(size, POOL_ENTRIES), device=self._layout.device, dtype=torch.float32)
+        return self._pool.narrow(0, self._filled, size).view(rows, entries)
+
+
+def _joined(stretches: list[Tensor] | None) -> Tensor | None:
+    """Return a copy of one tensor, or several end to end."""
+    return None if stretches is None else torch.cat(stretches)
 
 
 def _nothing(module: nn.Module, args: Any, output: Any) -> None:

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attribution.capture.per_sample import Entries, Piece
+from attribution.capture.factored import FactoredSums
+from attribution.capture.per_sample import Entries, Part, Piece
 from attribution.capture.segments import Segments
 from attribution.capture.units import Units
 from attribution.capture.whitening import Whitening
 from attribution.sketch.layout import SketchLayout
-from attribution.sketch.sign_fold import unwrapped, wrap
+from attribution.sketch.sign_fold import SignFold, unwrapped, wrap
 from auditlog.format.records import Flag
 
 _HALF = (torch.bfloat16, torch.float16)
@@ -96,8 +97,11 @@ class MicroBatch:
     ) -> None:
         self.sample_index, self.segments = sample_index, segments
         self.token_ids_sha256 = None if token_ids is None else _digest(token_ids)
-        self.sums = unwrapped(segments.samples, layout.dim, layout.device)
-        self.whitened_sums = None if whitening is None else torch.zeros_like(self.sums)
+        forms = 1 if whitening is None else 2
+        rows = unwrapped(segments.samples * forms, layout.dim, layout.device)
+        self._forms = rows.view(segments.samples, forms, -1)  # one sample's forms side by side, to be added to at once
+        self.sums = self._forms[:, 0]
+        self.whitened_sums = None if whitening is None else self._forms[:, 1]
         self.whitening = whitening
         self.units: Units | None = None
         self.arrived: set[str] = set()
@@ -106,6 +110,7 @@ class MicroBatch:
         self.is_training = True
         self.not_separable = False
         self._maps = layout.maps
+        self._factored = FactoredSums(self.sums, self.whitened_sums, whitening)
 
     @property
     def samples(self) -> int:
@@ -117,23 +122,31 @@ class MicroBatch:
         self.arrived.add(module)
         self.is_half = self.is_half or any(g is not None and g.dtype in _HALF for g in gradients)
 
-    def add(self, part: Piece | Entries) -> None:
+    def add(self, part: Part) -> None:
         """Sketch a part of the samples' gradients."""
-        if isinstance(part, Piece):
-            self._add_piece(part)
-        else:
-            self._add_entries(part)
-
-    def _add_piece(self, part: Piece) -> None:
-        fold, samples = self._maps[part.parameter], slice(part.first, part.first + len(part.values))
-        fold.add_to(self.sums[samples], part.values, part.start)
-        if self.whitening is not None and self.whitened_sums is not None:
-            total = part.values.sum(0) if part.total is None else part.total
-            roots = self.whitening.roots(part.parameter, total, part.start)
-            fold.add_to(self.whitened_sums[samples], part.values, part.start, roots)
-
-    def _add_entries(self, part: Entries) -> None:
         fold = self._maps[part.parameter]
+        if not isinstance(fold, SignFold):
+            self._factored.add(part, fold)
+        elif isinstance(part, Piece):
+            self._add_piece(part, fold)
+        else:
+            assert isinstance(part, Entries)
+            self._add_entries(part, fold)
+
+    def rest(self) -> None:
+        """Let go of what only modules that follow each other share."""
+        self._factored.forget()
+
+    def _add_piece(self, part: Piece, fold: SignFold) -> None:
+        samples = slice(part.first, part.first + len(part.values))
+        if self.whitening is None:
+            fold.add_to(self.sums[samples], part.values, part.start)
+            return
+        total = part.values.sum(0) if part.total is None else part.total
+        roots = self.whitening.roots(part.parameter, total, part.start)
+        fold.add_both_to(self._forms[samples], part.values, roots, part.start)
+
+    def _add_entries(self, part: Entries, fold: SignFold) -> None:
         fold.scatter_to(self.sums, part.numbers, part.values)
         if self.whitening is not None and self.whitened_sums is not None:
             numbers = part.numbers.reshape(-1)

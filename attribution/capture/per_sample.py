@@ -49,6 +49,36 @@ class Entries(NamedTuple):
     values: Tensor
 
 
+class Product(NamedTuple):
+    """Per-sample gradients of one large weight, ``Σ_t a_t b_tᵀ`` each, not formed.
+
+    Attributes:
+        parameter: Its name in the model.
+        of_rows: ``a_t``, ``(S, T, rows)`` float32; rows of the weight as it is stored.
+        of_columns: ``b_t``, ``(S, T, columns)`` float32.
+    """
+
+    parameter: str
+    of_rows: Tensor
+    of_columns: Tensor
+
+
+class Lookup(NamedTuple):
+    """Per-sample gradients of one large table, ``Σ_t e_{i_t} b_tᵀ`` each, not formed.
+
+    Attributes:
+        parameter: Its name in the model.
+        numbers: The rows ``i_t`` that were looked up, ``(S, T)`` int64.
+        of_columns: ``b_t``, ``(S, T, columns)`` float32.
+    """
+
+    parameter: str
+    numbers: Tensor
+    of_columns: Tensor
+
+
+Part = Piece | Entries | Product | Lookup
+
 Scratch = Callable[[int, int], Tensor | None]  # rows, entries -> something to overwrite
 
 
@@ -96,6 +126,13 @@ def linear_bias(output_grads: Tensor) -> Tensor:
     return output_grads.sum(1)
 
 
+def without_padding(ids: Tensor, output_grads: Tensor, padding_idx: int | None) -> Tensor:
+    """Return an embedding's output gradients, ``(S, T, d)``, zero where the row that gets none was looked up."""
+    if padding_idx is None:
+        return output_grads
+    return output_grads.masked_fill((ids == padding_idx)[:, :, None], 0.0)
+
+
 def embedding_weight(ids: Tensor, output_grads: Tensor, rows: int, padding_idx: int | None) -> tuple[Tensor, Tensor]:
     """Return each sample's gradient of an embedding table as single entries.
 
@@ -108,8 +145,7 @@ def embedding_weight(ids: Tensor, output_grads: Tensor, rows: int, padding_idx: 
     Returns:
         Numbers and values, both ``(S, T * d)``: row by row of the table, or column by column if ``V > d``.
     """
-    if padding_idx is not None:
-        output_grads = output_grads.masked_fill((ids == padding_idx)[:, :, None], 0.0)
+    output_grads = without_padding(ids, output_grads, padding_idx)
     width = output_grads.shape[2]
     column = torch.arange(width, device=ids.device)
     numbers = column * rows + ids[:, :, None] if rows > width else ids[:, :, None] * width + column

@@ -29,8 +29,10 @@ IGNORE_INDEX = -100
 # Relative; two classes, and all tokens of one sample, must agree this well on c.
 AGREEMENT = {torch.bfloat16: 3e-2, torch.float16: 2e-2}
 AGREEMENT_FLOAT32 = 1e-3
-_CANDIDATES = 48  # classes among which the two v are chosen
-_SUMMED = 8  # tokens whose whole gradient is summed
+# Classes among which the two v are chosen: runs of neighbours, since each run costs one or two reads from memory per
+# token, and some targets of the batch, which are likely classes for other tokens too.
+_RUNS, _RUN, _TARGETS = 4, 8, 24
+_SUMMED = 4  # tokens whose whole gradient is summed
 # The second v may be this much less likely than the first, in nats: its gradient must not underflow.
 _REACH = {torch.float16: 4.0}
 _REACH_FLOAT32 = 25.0
@@ -117,9 +119,7 @@ def gather_logits(logits: Tensor, targets: Tensor, dtype: torch.dtype | None = N
         logits, targets = logits[:, None], targets[:, None]
     rows, positions = (targets != IGNORE_INDEX).nonzero(as_tuple=True)
     target = targets[rows, positions]
-    vocabulary = logits.shape[-1]
-    spread = torch.linspace(0, vocabulary - 1, min(_CANDIDATES, vocabulary), device=logits.device).long()
-    classes = torch.cat([spread, target[: 2 * _CANDIDATES]]).unique()
+    classes = _candidates(logits.shape[-1], target)
     z = logits[rows[:, None], positions[:, None], classes].float()  # (N, K)
     z = z.masked_fill(classes == target[:, None], float("-inf"))
     likely = z.argmax(1, keepdim=True)  # (N, 1)
@@ -135,6 +135,14 @@ def gather_logits(logits: Tensor, targets: Tensor, dtype: torch.dtype | None = N
         z_target=logits[rows, positions, target].float(),
         z_others=z.gather(1, picked),
     )
+
+
+def _candidates(vocabulary: int, target: Tensor) -> Tensor:
+    """Return the classes to look at, ``(K,)``, in rising order."""
+    run = min(_RUN, vocabulary)
+    starts = torch.linspace(0, vocabulary - run, _RUNS, device=target.device).long()
+    runs = (starts[:, None] + torch.arange(run, device=target.device)).flatten()
+    return torch.cat([runs, target[:: max(1, len(target) // _TARGETS)][:_TARGETS]]).unique()
 
 
 def measure(token_logits: TokenLogits, gradient: Tensor, segments: Segments) -> Units:
@@ -184,7 +192,7 @@ def _rows_sum_to_zero(t: TokenLogits, gradient: Tensor, c: Tensor, tolerance: fl
     kind of loss is the same for all tokens, so a few will do.
     """
     some = torch.linspace(0, len(c) - 1, min(len(c), _SUMMED), device=c.device).long()
-    sums = gradient[t.rows[some], t.positions[some]].double().sum(-1)
+    sums = gradient[t.rows[some], t.positions[some]].sum(-1, dtype=torch.double)
     return bool((sums.abs() <= tolerance * c[some].abs()).all())
 
 

@@ -11,32 +11,15 @@ per-sample gradients that are sketched here, times the share of them that reache
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
+from attribution.capture.moment import SMALLEST_EPS, SecondMoment
+from attribution.capture.rank_one import Means, RankOne
 from attribution.sketch.layout import is_tall
-
-SMALLEST_EPS = 1e-12  # an optimizer with ε = 0 would divide by zero where no gradient ever arrived
-
-
-@dataclass(frozen=True, slots=True)
-class SecondMoment:
-    """One parameter's second moment as it stands before the coming step.
-
-    Attributes:
-        value: Adam's ``v``, in the parameter's shape; ``None`` before the first step.
-        decay: ``β₂``.
-        eps: ``ε``.
-        steps: Steps that ``v`` has been through.
-    """
-
-    value: Tensor | None
-    decay: float
-    eps: float
-    steps: int
+from attribution.sketch.two_sided import TwoSidedFold
 
 
 class Whitening:
@@ -47,10 +30,12 @@ class Whitening:
         share: What becomes of a micro-batch's own gradient on its way into the optimizer, as a factor: clipping,
             the gradient scaler's scale, and how many micro-batches there are. Known only when the step is taken,
             so the last step's is the estimate.
+        rank_one: What is known of large weights' moments from earlier steps.
     """
 
-    def __init__(self, moments: Mapping[str, SecondMoment], share: float) -> None:
+    def __init__(self, moments: Mapping[str, SecondMoment], share: float, rank_one: RankOne | None = None) -> None:
         self.moments, self.share = moments, share
+        self._rank_one = rank_one or RankOne()
 
     @property
     def is_first(self) -> bool:
@@ -95,6 +80,20 @@ class Whitening:
         else:
             earlier = value.reshape(-1)[numbers]
         return self._finish(earlier * (moment.decay / _correction(moment)), gradient, moment)
+
+    def scaled(self, parameter: str, fold: TwoSidedFold, own: Callable[[], Means]) -> TwoSidedFold:
+        """Return a large weight's map with ``D^(1/2)`` put into it, as an outer product.
+
+        Args:
+            parameter: Its name.
+            fold: Its map.
+            own: Gives the means of the squares of the micro-batch's own gradient.
+        """
+
+        def consumed() -> Means:
+            return Means(*(mean * self.share**2 for mean in own()))
+
+        return self._rank_one.scaled(parameter, fold, self.moments[parameter], consumed)
 
     def _finish(self, earlier: Tensor, gradient: Tensor, moment: SecondMoment) -> Tensor:
         """Fold the step's own gradient into the scaled moment and return ``(√v̂ + ε)^(-1/2)``, in place."""

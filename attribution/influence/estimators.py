@@ -14,7 +14,7 @@ Adam the step is not the gradient, so a score is relative, not in units of ``F``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,7 +100,7 @@ def coefficients(records: NDArray[np.void], factors: Mapping[int, float]) -> NDA
 
 
 def score(
-    blocks: Callable[[], Blocks],
+    blocks: Callable[[range], Blocks],
     queries: NDArray[np.floating[Any]],
     factors: Mapping[int, float],
     first_index: NDArray[np.int64],
@@ -110,7 +110,8 @@ def score(
     """Score every used sample for every query.
 
     Args:
-        blocks: Starts a scan over ``(records, raw int8 sketches (n, D))``; called once per ``samples_at_once`` samples.
+        blocks: Gives ``(records, raw int8 sketches (n, D))`` of a range of sample indices, and of others where that is
+            simpler; called once per ``samples_at_once`` samples.
         queries: ``(Q, D)``, the sketch of ``∇F`` for each query.
         factors: ``lr x f`` by step.
         first_index: ``(S,)`` int64, sample index of each source file's row 0.
@@ -122,7 +123,7 @@ def score(
     source_sums = np.zeros((len(first_index), z.shape[1]))
     for start in range(0, rows, samples_at_once):
         stop = min(start + samples_at_once, rows)
-        sums, uses = aggregate(blocks(), factors, first_index, start, stop)
+        sums, uses = aggregate(blocks(range(start, stop)), factors, first_index, start, stop, z.shape[1])
         used = np.flatnonzero(uses)
         u = sums[used].astype(np.float64)  # (m, D)
         sample = used + start
@@ -135,21 +136,19 @@ def score(
 
 
 def aggregate(
-    blocks: Blocks, factors: Mapping[int, float], first_index: NDArray[np.int64], start: int, stop: int
+    blocks: Blocks, factors: Mapping[int, float], first_index: NDArray[np.int64], start: int, stop: int, dim: int
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Return ``u_i`` and the number of uses of samples ``start`` to ``stop``.
 
     Returns:
-        ``(stop - start, D)`` float32 and ``(stop - start,)`` int64.
+        ``(stop - start, dim)`` float32 and ``(stop - start,)`` int64.
     """
-    sums: NDArray[np.float32] | None = None
+    sums = np.zeros((stop - start, dim), dtype=np.float32)
     uses = np.zeros(stop - start, dtype=np.int64)
     for records, q in blocks:
         place = first_index[records["source_id"]] + records["row"].astype(np.int64) - start
         inside = np.flatnonzero((place >= 0) & (place < stop - start))
         inside = inside[np.argsort(place[inside], kind="stable")]
-        if sums is None:
-            sums = np.zeros((stop - start, q.shape[1]), dtype=np.float32)
         if not inside.size:
             continue
         rows = records[inside]
@@ -158,10 +157,4 @@ def aggregate(
         samples, first, count = np.unique(place[inside], return_index=True, return_counts=True)
         sums[samples] += np.add.reduceat(contributions, first, axis=0)
         uses[samples] += count
-    return (np.zeros((stop - start, 0), np.float32) if sums is None else sums), uses
-
-
-def raw_blocks(blocks: Blocks, dim: int) -> Iterator[tuple[NDArray[np.void], NDArray[np.int8]]]:
-    """Yield each block with the first ``dim`` columns of its sketches: the raw form."""
-    for records, q in blocks:
-        yield records, q[:, :dim]
+    return sums, uses

@@ -138,12 +138,13 @@ def ask(
         answers.append(answer)
         progress()
 
-    records = reader.live_records()
+    stored = reader.live_sketches()
+    records = stored.records
     if not len(records):
         raise ReadError(f"{reader.path}: the run holds no record of a sample, so nothing can be scored")
     steps = [event.json() for event in reader.live_steps()]
     scores = estimators.score(
-        lambda: estimators.raw_blocks(reader.live_sketches(), layout.dim),
+        lambda samples: ((block.records, block.raw) for block in stored.where(samples=samples).blocks()),
         np.stack(sketches),
         estimators.step_factors(steps),
         np.array([source.first_index for source in manifest.data.sources], dtype=np.int64),

@@ -1,20 +1,23 @@
 """Which parameter lands where: one D-vector per sample, summed over every tracked parameter.
 
-The layout is fixed by ``(seed, dim, parameter names and shapes)``. The digest of its random tables goes into the
-run manifest, so a verifier or a later query can tell that it rebuilt the same map.
+The layout is fixed by ``(seed, dim, parameter names and shapes)``, and by which parameters are folded on both sides,
+which their shapes decide. The digest of its random tables goes into the run manifest, so a verifier or a later query
+can tell that it rebuilt the same map.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from attribution.errors import SketchMismatchError
-from attribution.sketch import rng
+from attribution.sketch import rng, routes
 from attribution.sketch.sign_fold import SignFold, unwrapped, wrap
+from attribution.sketch.two_sided import SideFold, TwoSidedFold
 from auditlog.format.manifest import SketchBlock, SketchParameter
 
 DEFAULT_DIM = 4096
@@ -30,6 +33,12 @@ def flatten(gradient: Tensor) -> Tensor:
     return (gradient.t() if is_tall(gradient.shape) else gradient).reshape(1, -1).float()
 
 
+def unflatten(values: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return matrices, ``(B, rows, columns)``, from flattened ones, ``(B, n)``."""
+    rows, columns = shape
+    return values.view(-1, columns, rows).transpose(1, 2) if is_tall(shape) else values.view(-1, rows, columns)
+
+
 class SketchLayout:
     """The map from a model's gradient to its sketch.
 
@@ -37,25 +46,53 @@ class SketchLayout:
         shapes: Tracked parameters' shapes by name, in the model's own order.
         dim: Sketch size ``D``.
         seed: Any text; part of every random table's key.
+        buckets: Buckets of both sides by name, ``None`` for the exact route; by default what ``routes`` chooses.
 
     Attributes:
         dim: Sketch size ``D``.
-        maps: Each parameter's own map, by name; a tall matrix enters it column by column.
-        tables_sha256: Digest over all signs and offsets.
+        maps: Each parameter's own map, by name; into a ``SignFold`` a tall matrix enters column by column.
+        buckets: Buckets of both sides, by name, of the parameters on the factored route.
+        device: Where the tables are.
+        tables_sha256: Digest over all signs, offsets and numbers of buckets.
     """
 
-    def __init__(self, shapes: Mapping[str, Sequence[int]], dim: int = DEFAULT_DIM, seed: str = "0") -> None:
-        self.dim, self.seed = dim, seed
+    def __init__(
+        self,
+        shapes: Mapping[str, Sequence[int]],
+        dim: int = DEFAULT_DIM,
+        seed: str = "0",
+        buckets: Mapping[str, tuple[int, int] | None] | None = None,
+    ) -> None:
+        self.dim, self.seed, self.device = dim, seed, torch.device("cpu")
         self.shapes = {name: torch.Size(shape) for name, shape in shapes.items()}
-        self.maps: dict[str, SignFold] = {}
+        chosen = {name: routes.buckets_of(s) for name, s in shapes.items()} if buckets is None else buckets
+        self.buckets = {name: sides for name, sides in chosen.items() if sides is not None}
+        self.maps: dict[str, SignFold | TwoSidedFold] = {}
+        self._sides: dict[str, SideFold] = {}
         digest = hashlib.sha256()
         for name, shape in self.shapes.items():
+            sides = self.buckets.get(name)
             purpose = f"gradtrail/{seed}/{name}"
-            table = rng.signs(f"{purpose}/signs", shape.numel())
+            table = rng.signs(f"{purpose}/signs", shape.numel() if sides is None else math.prod(sides))
             offset = rng.offset(f"{purpose}/offset", dim)
-            self.maps[name] = SignFold(torch.from_numpy(table).float(), offset, dim)
+            fold = SignFold(torch.from_numpy(table).float(), offset, dim)
             digest.update(f"{name}\0{offset}\0".encode() + table.tobytes())
+            if sides is None:
+                self.maps[name] = fold
+                continue
+            rows, columns = (self._side(name, axis, shape[axis], sides[axis]) for axis in (0, 1))
+            self.maps[name] = TwoSidedFold(rows, columns, fold)
+            for side in (rows, columns):
+                digest.update(f"\0{side.buckets}\0".encode() + side.weights.to(torch.int8).numpy().tobytes())
         self.tables_sha256 = digest.hexdigest()
+
+    def _side(self, name: str, axis: int, n: int, buckets: int) -> SideFold:
+        """Return one axis' fold: that of all modules below the same parent, which may have the same input."""
+        parent = ".".join(name.split(".")[:-2])
+        key = f"gradtrail/{self.seed}/{parent}/axis {axis}/{n} to {buckets}"
+        if key not in self._sides:
+            self._sides[key] = SideFold(torch.from_numpy(rng.signs(key, n)).float(), buckets)
+        return self._sides[key]
 
     @classmethod
     def from_block(cls, block: SketchBlock) -> SketchLayout:
@@ -64,7 +101,8 @@ class SketchLayout:
         Raises:
             SketchMismatchError: If the rebuilt tables do not have the recorded digest.
         """
-        layout = cls({p.name: p.shape for p in block.parameters}, block.dim, block.seed)
+        shapes = {p.name: p.shape for p in block.parameters}
+        layout = cls(shapes, block.dim, block.seed, {p.name: p.buckets for p in block.parameters})
         if layout.tables_sha256 != block.tables_sha256:
             raise SketchMismatchError(
                 f"the sketch's random tables rebuild to {layout.tables_sha256[:16]}…, "
@@ -81,22 +119,27 @@ class SketchLayout:
             forms=tuple(forms),
             seed=self.seed,
             tables_sha256=self.tables_sha256,
-            route="exact",
+            route="factored" if self.buckets else "exact",
             parameters=tuple(
-                SketchParameter(name=name, shape=tuple(shape), offset=self.maps[name].offset)
+                SketchParameter(
+                    name=name, shape=tuple(shape), offset=self.maps[name].offset, buckets=self.buckets.get(name)
+                )
                 for name, shape in self.shapes.items()
             ),
         )
 
     def to(self, device: torch.device) -> SketchLayout:
-        """Move the sign tables to ``device``; returns ``self``."""
-        self.maps = {name: fold.to(device) for name, fold in self.maps.items()}
+        """Move the sign tables to ``device``; returns ``self``. Sides that were shared still are."""
+        moved = {id(side): side.to(device) for side in self._sides.values()}
+        for name, fold in self.maps.items():
+            self.maps[name] = (
+                fold.to(device)
+                if isinstance(fold, SignFold)
+                else TwoSidedFold(moved[id(fold.rows)], moved[id(fold.columns)], fold.core.to(device))
+            )
+        self._sides = {key: moved[id(side)] for key, side in self._sides.items()}
+        self.device = device
         return self
-
-    @property
-    def device(self) -> torch.device:
-        """Where the sign tables are."""
-        return next(iter(self.maps.values())).signs.device
 
     @torch.no_grad()
     def sketch(self, gradients: Mapping[str, Tensor]) -> Tensor:
@@ -118,7 +161,11 @@ class SketchLayout:
                     f"parameter {name}: shape {tuple(gradient.shape)}, the sketch has {_plain(self.shapes.get(name))}",
                     "Query with the model that was trained: same base model, same adapter configuration.",
                 )
-            self.maps[name].add_to(sums, flatten(gradient).to(self.device))
+            fold = self.maps[name]
+            if isinstance(fold, SignFold):
+                fold.add_to(sums, flatten(gradient).to(self.device))
+            else:
+                fold.add_matrices(sums, gradient[None].to(self.device, torch.float32))
         return wrap(sums)[0]
 
 

@@ -57,6 +57,28 @@ class SignFold:
             few = min(SPAN * self.dim, length - first)
             sums.narrow(1, bucket, few).addcmul_(values.narrow(1, first, few), signs.narrow(0, first, few))
 
+    def add_both_to(self, sums: Tensor, values: Tensor, scale: Tensor, start: int = 0) -> None:
+        """Add the sketches of ``values`` and of ``values * scale``, reading the values once.
+
+        Args:
+            sums: ``(B, 2, …)`` float32: two rows of ``unwrapped`` for each row of values.
+            values: ``(B, k)`` float32, as for ``add_to``.
+            scale: ``(k,)`` float32.
+            start: Number of the first entry.
+        """
+        length = values.shape[1]
+        if length // self.dim > _FEW_BLOCKS:
+            self.add_to(sums[:, 0], values, start)
+            self.add_to(sums[:, 1], values, start, scale)
+            return
+        factors = torch.empty(2, length, device=scale.device, dtype=scale.dtype)
+        factors[0] = self.signs.narrow(0, start, length)
+        torch.mul(factors[0], scale, out=factors[1])
+        bucket, apart = (self.offset + start) % self.dim, values.unsqueeze(1)
+        for first in range(0, length, SPAN * self.dim):
+            few = min(SPAN * self.dim, length - first)
+            sums.narrow(2, bucket, few).addcmul_(apart.narrow(2, first, few), factors.narrow(1, first, few))
+
     def scatter_to(self, sums: Tensor, entries: Tensor, values: Tensor) -> None:
         """Add single entries of each row's gradient: entry ``entries[b, k]`` has value ``values[b, k]``, in place.
 

@@ -411,7 +411,7 @@ class AuditMode:
             data=self.data.block,
             sketch=self._layout.block(self._forms or RAW),
             model=describe_model(self._model),
-            tracking=describe_tracking(self._tracking, self._mode),
+            tracking=describe_tracking(self._tracking, self._mode, self._layout.buckets),
             training=self.training,
             recipe=None if self._recipe is None else describe_recipe(self._recipe),
             purpose=self._purpose,

@@ -7,11 +7,13 @@ import importlib.metadata
 import platform
 import subprocess
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import nn
 
+from attribution.capture.formulas import route_of
 from attribution.capture.modules import Tracking
 
 _PACKAGES = ("gradtrail", "torch", "transformers", "peft", "accelerate", "datasets", "numpy", "duckdb")
@@ -50,8 +52,14 @@ def hash_tensor(digest: hashlib._Hash, name: str, tensor: torch.Tensor) -> None:
     digest.update(raw.view(torch.uint8).numpy().data)
 
 
-def describe_tracking(tracking: Tracking, mode: str) -> dict[str, Any]:
-    """Return what is tracked and what is left out, by name."""
+def describe_tracking(tracking: Tracking, mode: str, factored: Collection[str] = ()) -> dict[str, Any]:
+    """Return what is tracked and what is left out, by name.
+
+    Args:
+        tracking: The tracked modules.
+        mode: How they are captured.
+        factored: The parameters on the factored route.
+    """
     return {
         "modules": len(tracking.formulas),
         "parameters": len(tracking.parameters),
@@ -60,7 +68,7 @@ def describe_tracking(tracking: Tracking, mode: str) -> dict[str, Any]:
         "coverage": tracking.coverage,
         "untracked": dict(sorted(tracking.untracked.items())),
         "reasons": dict(sorted(tracking.reasons.items())),
-        "routes": dict(sorted(Counter(f"{f.kind}, {f.route}" for f in tracking.formulas).items())),
+        "routes": dict(sorted(Counter(f"{f.kind}, {route_of(f, factored)}" for f in tracking.formulas).items())),
         "mode": mode,
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -15,10 +15,11 @@ from rich.console import RenderableType
 from rich.table import Table
 from torch import nn
 
-from attribution.capture.formulas import Formula
+from attribution.capture.formulas import Embedding, Formula, route_of
 from attribution.capture.fused import can_fuse
 from attribution.capture.modules import Tracking, survey
 from attribution.errors import RecipeError
+from attribution.sketch import routes
 from attribution.training.recipe import load_recipe
 
 
@@ -29,10 +30,10 @@ class ModulePlan:
     Attributes:
         name: Its name in the model.
         kind: Which formula.
-        route: ``"exact"``, ``"fused"`` or ``"recomputed"``.
+        route: ``"exact"``, ``"factored"``, ``"fused"`` or ``"recomputed"``.
         parameters: Trainable parameters.
         entries: Their entries.
-        flops: Operations per row beyond the plain backward pass, forming and folding.
+        flops: Operations per row beyond the plain backward pass, forming and folding, for one form.
         bytes: Memory read and written for it per row; ``None`` where it depends on the module's inside.
     """
 
@@ -53,23 +54,39 @@ def plan(tracking: Tracking, *, mode: str, tokens: int) -> list[ModulePlan]:
         mode: ``"observe"`` or ``"fused"``.
         tokens: Tokens per row.
     """
-    return [_plan(formula, mode, tokens) for formula in tracking.formulas]
+    factored = {name: sides for name, p in tracking.parameters.items() if (sides := routes.buckets_of(p.shape))}
+    return [_plan(formula, mode, tokens, factored) for formula in tracking.formulas]
 
 
-def _plan(formula: Formula, mode: str, tokens: int) -> ModulePlan:
+def _plan(formula: Formula, mode: str, tokens: int, factored: Mapping[str, tuple[int, int]]) -> ModulePlan:
     entries = sum(formula.module.get_parameter(own).numel() for own in formula.parameters)
-    is_fused = mode == "fused" and can_fuse(formula)
+    route = route_of(formula, factored)
+    if route == "factored":
+        flops, moved = _factored_cost(formula, tokens, factored[formula.parameters["weight"]])
+        return ModulePlan(formula.name, formula.kind, route, len(formula.parameters), entries, flops, moved)
+    is_fused = mode == "fused" and can_fuse(formula, factored)
     forming = 0 if is_fused else formula.flops(tokens)  # the plain backward pass forms it too, as one product
     moved = formula.bytes_moved(tokens)
     return ModulePlan(
         name=formula.name,
         kind=formula.kind,
-        route="fused" if is_fused else formula.route,
+        route="fused" if is_fused else route,
         parameters=len(formula.parameters),
         entries=entries,
         flops=forming + 2 * entries,
         bytes=4 * entries if is_fused else moved,
     )
+
+
+def _factored_cost(formula: Formula, tokens: int, buckets: tuple[int, int]) -> tuple[int, int]:
+    """Return operations and bytes: every token's vectors are read and folded once, then contracted, then folded."""
+    rows, columns = formula.module.get_parameter("weight").shape
+    small = buckets[0] * buckets[1]
+    is_lookup = isinstance(formula, Embedding)
+    folded = tokens * (columns if is_lookup else rows + columns)
+    contracted = 2 * tokens * buckets[1] if is_lookup else 2 * tokens * small
+    bias = tokens * formula.module.get_parameter("bias").numel() if "bias" in formula.parameters else 0
+    return 2 * folded + contracted + 2 * small + bias, 4 * (folded + 2 * small)
 
 
 def load_model(name: str, lora_rank: int | None) -> nn.Module:

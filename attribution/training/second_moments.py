@@ -9,7 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from attribution.capture.whitening import SecondMoment, Whitening
+from attribution.capture.moment import SecondMoment
+from attribution.capture.rank_one import RankOne
+from attribution.capture.whitening import Whitening
 from attribution.errors import UnsupportedSetupError
 from auditlog.errors import UsageError
 
@@ -35,13 +37,13 @@ class SecondMoments:
         self._groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         if not all(is_adam_type(self._groups[id(p)]) for p in parameters.values()):
             raise _no_moment(optimizer)
-        self._share = 1.0
+        self._share, self._rank_one = 1.0, RankOne()
         self._present: Whitening | None = None
 
     def whitening(self) -> Whitening:
         """Return what the coming step's micro-batches are whitened with."""
         if self._present is None:
-            self._present = Whitening(self._moments(), self._share)
+            self._present = Whitening(self._moments(), self._share, self._rank_one)
         return self._present
 
     def stepped(self, share: float) -> float:

@@ -84,11 +84,16 @@ class DataBlock(Frozen):
 
 
 class SketchParameter(Frozen):
-    """One trainable parameter and where its entries land in the sketch."""
+    """One trainable parameter and where its entries land in the sketch.
+
+    ``buckets``: a large weight's rows and columns are folded into so many first; null where every entry has its own
+    sign.
+    """
 
     name: str
     shape: tuple[int, ...]
     offset: int = Field(ge=0)
+    buckets: tuple[int, int] | None = None
 
 
 class SketchBlock(Frozen):
@@ -99,7 +104,7 @@ class SketchBlock(Frozen):
     forms: tuple[Literal["raw", "whitened"], ...]
     seed: str
     tables_sha256: str = Hex32
-    route: Literal["exact"]
+    route: Literal["exact", "factored"]  # factored: at least one parameter has buckets of its own
     parameters: tuple[SketchParameter, ...]
 
 

@@ -55,15 +55,18 @@ Report = Callable[[str, int, str], None]
 
 def records_to_arrow(rows: NDArray[np.void], leaves: list[bytes]) -> pa.Table:
     """Return the ``records`` table for packed rows ``(n,)`` and their ``n`` leaf hashes."""
-    columns: dict[str, Any] = {}
+    columns: dict[str, Any] = number_columns(rows)
     for name in RECORD_FIELDS:
-        if RECORD[name].kind == "V":
+        if name not in columns:
             data = pa.py_buffer(np.ascontiguousarray(rows[name]).tobytes())
             columns[name] = pa.FixedSizeBinaryArray.from_buffers(pa.binary(DIGEST_BYTES), len(rows), [None, data])
-        else:
-            columns[name] = np.ascontiguousarray(rows[name])
     columns["leaf"] = pa.array(leaves, pa.binary())
     return pa.table(columns)
+
+
+def number_columns(rows: NDArray[np.void]) -> dict[str, NDArray[Any]]:
+    """Return the fields of packed records ``(n,)`` that are numbers, each as a column of its own."""
+    return {name: np.ascontiguousarray(rows[name]) for name in RECORD_FIELDS if RECORD[name].kind != "V"}
 
 
 def rows_to_arrow(table: str, rows: list[tuple[Any, ...]]) -> pa.Table:

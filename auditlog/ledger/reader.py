@@ -6,7 +6,7 @@ not verified: ``verify_run`` says what it is worth.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,6 +26,7 @@ from auditlog.ledger.custody import FOLDER as CUSTODY
 from auditlog.ledger.custody import verify_custody_folder
 from auditlog.ledger.ranks import rank_folder
 from auditlog.ledger.shards import ShardReader
+from auditlog.ledger.sketch_reader import LogSketches, SketchReader
 from auditlog.ledger.store import DATABASE, MANIFEST, StoredLog
 from auditlog.ledger.view import FolderView, final_note, refuse
 from auditlog.trust.anchors import Trust
@@ -112,13 +113,10 @@ class RunReader:
         """Return the live records of all ranks ``(n,)``, rank by rank in ``seq`` order."""
         return np.concatenate([own[reader.live(own)] for reader in self.ranks for own in [reader.records()]])
 
-    def live_sketches(self, block: int = 8_192) -> Iterator[tuple[NDArray[np.void], NDArray[np.int8]]]:
-        """Yield the live ``(records, sketches)`` of all ranks, block by block; see ``sketches``."""
-        for reader in self.ranks:
-            for records, sketches in reader.sketches(block):
-                live = reader.live(records)
-                if live.any():
-                    yield records[live], sketches[live]
+    def live_sketches(self) -> SketchReader:
+        """Return a reader of the sketches of the live records of all ranks."""
+        logs = ((reader.records(), reader) for reader in self.ranks)
+        return SketchReader(self.manifest, [LogSketches(own[rank.live(own)], rank._shards) for own, rank in logs])
 
     def live_steps(self) -> list[Event]:
         """Return the STEP events that led to the weights as they are now, in order: one for each optimizer step."""
@@ -147,18 +145,9 @@ class RunReader:
         """The checkpoint over the whole log if its last entry is a seal, else ``None``."""
         return final_note(self._log)
 
-    def sketches(self, block: int = 8_192) -> Iterator[tuple[NDArray[np.void], NDArray[np.int8]]]:
-        """Yield ``(records, sketches)`` block by block: ``(b,)`` of ``RECORD`` and ``(b, width)`` int8.
-
-        The value of entry ``j`` is ``scale_raw * q[j]`` for ``j < dim``, ``scale_whitened * q[j]`` behind it.
-
-        Raises:
-            StoreError: If a shard is missing or too short.
-        """
-        records = self.records()
-        for first in range(0, len(records), block):
-            rows = records[first : first + block]
-            yield rows, self.sketch_rows(rows["shard"], rows["shard_row"])
+    def sketches(self) -> SketchReader:
+        """Return a reader of the sketches of all records of this log, those of superseded steps included."""
+        return SketchReader(self.manifest, [LogSketches(self.records(), self._shards)])
 
     def sketch_rows(self, shard: NDArray[np.uint32], row: NDArray[np.uint32]) -> NDArray[np.int8]:
         """Return stored rows ``(n, width)`` int8 by their places.
@@ -178,6 +167,16 @@ class RunReader:
         """Return what ``verify`` reads."""
         dim = self.manifest.sketch.dim
         return FolderView(self.path, self._log, self.manifest_bytes, self.manifest, self._shards, dim)
+
+
+def open_sketches(run: Path) -> SketchReader:
+    """Return a reader of the sketches that led to a run's final weights; its database is closed again.
+
+    Raises:
+        ReadError: As for ``RunReader.open``.
+    """
+    with RunReader.open(run) as reader:
+        return reader.live_sketches()
 
 
 def verify_run(

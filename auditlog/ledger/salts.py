@@ -10,7 +10,6 @@ import os
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from auditlog.errors import StoreError
 from auditlog.format.commitments import SALT_BYTES
@@ -48,18 +47,18 @@ class Salts:
     """
 
     def __init__(self, run: Path) -> None:
-        self._salts: NDArray[np.uint8] = np.empty((0, SALT_BYTES), np.uint8)
+        self._salts = memoryview(b"")
         path = run / FILE
         if path.is_file() and path.stat().st_size >= SALT_BYTES:
             rows = path.stat().st_size // SALT_BYTES
-            self._salts = np.memmap(path, np.uint8, mode="r", shape=(rows, SALT_BYTES))
+            self._salts = np.memmap(path, np.uint8, mode="r", shape=(rows * SALT_BYTES,)).data
 
     def __len__(self) -> int:
-        return len(self._salts)
+        return len(self._salts) // SALT_BYTES
 
     def salt(self, index: int) -> bytes | None:
         """Return a sample's salt, or ``None`` where it is missing or was erased (all zeros)."""
-        if not 0 <= index < len(self._salts):
+        if not 0 <= index < len(self):
             return None
-        salt = self._salts[index].tobytes()
+        salt = bytes(self._salts[index * SALT_BYTES : (index + 1) * SALT_BYTES])
         return salt if any(salt) else None

@@ -46,6 +46,7 @@ class ShardWriter:
         self._width = width
         self._shard_rows = shard_rows
         self._written = written
+        self._header_bytes = len(_header(width, shard_rows))
         self._open: dict[int, int] = {}  # shard -> file descriptor: those not yet synced, and the last
         _make(self._folder)
 
@@ -58,11 +59,13 @@ class ShardWriter:
         """
         if rows.dtype != np.int8 or rows.ndim != 2 or rows.shape[1] != self._width:
             raise StoreError(f"sketch rows are {rows.dtype} {rows.shape}, expected int8 (n, {self._width})")
-        position = self._written + np.arange(len(rows))
-        shard, row = np.divmod(position, self._shard_rows)
-        for number in np.unique(shard):
-            inside = shard == number
-            self._write(int(number), int(row[inside][0]), rows[inside])
+        done = 0
+        while done < len(rows):
+            number, first_row = divmod(self._written + done, self._shard_rows)
+            part = rows[done : done + self._shard_rows - first_row]
+            self._write(number, first_row, part)
+            done += len(part)
+        shard, row = np.divmod(np.arange(self._written, self._written + len(rows)), self._shard_rows)
         self._written += len(rows)
         return Places(shard.astype(np.uint32), row.astype(np.uint32))
 
@@ -92,8 +95,8 @@ class ShardWriter:
         try:
             if number not in self._open:
                 self._open[number] = self._create(number)
-            data = memoryview(rows.tobytes())
-            offset = len(_header(self._width, self._shard_rows)) + first_row * self._width
+            data = np.ascontiguousarray(rows).data.cast("B")
+            offset = self._header_bytes + first_row * self._width
             while data:
                 written = os.pwrite(self._open[number], data, offset)
                 data, offset = data[written:], offset + written
@@ -140,11 +143,22 @@ class ShardReader:
         out = np.empty((len(shard), self._width), np.int8)
         for number in np.unique(shard):
             inside = shard == number
-            stored = self._map(int(number))
-            if stored is None or int(row[inside].max()) >= len(stored):
-                raise StoreError(f"sketches/{number:06d}.npy is missing or too short")
-            out[inside] = stored[row[inside]]
+            out[inside] = self.span(int(number), 0, int(row[inside].max()) + 1)[row[inside]]
         return out
+
+    def span(self, number: int, first: int, stop: int) -> NDArray[np.int8]:
+        """Return a view ``(stop - first, width)`` of one shard's memory map; nothing is read yet.
+
+        Raises:
+            StoreError: If the shard is missing or too short.
+        """
+        stored = self._map(number)
+        if stored is None or stop > len(stored):
+            raise StoreError(f"{self._path(number)} is missing or too short")
+        return stored[first:stop]
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number:06d}.npy"
 
     def _map(self, number: int) -> NDArray[np.int8] | None:
         if number not in self._maps:
@@ -153,7 +167,7 @@ class ShardReader:
 
     def _load(self, number: int) -> NDArray[np.int8] | None:
         try:
-            rows: NDArray[np.int8] = np.load(self._folder / f"{number:06d}.npy", mmap_mode="r", allow_pickle=False)
+            rows: NDArray[np.int8] = np.load(self._path(number), mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError):
             return None
         fits = isinstance(rows, np.ndarray) and rows.dtype == np.int8 and rows.ndim == 2

@@ -153,9 +153,9 @@ class Audited:
         with audit:
             plain = audit.recorder._rows
 
-            def rows(captured: list[Captured]) -> Any:
+            def rows(captured: list[Captured], *rest: Any) -> Any:
                 self.on_step(audit, captured)
-                return plain(captured)
+                return plain(captured, *rest)
 
             audit.recorder._rows = rows  # type: ignore[method-assign]
             yield audit

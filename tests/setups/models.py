@@ -27,6 +27,7 @@ from transformers import (
     GptOssConfig,
     GptOssForCausalLM,
     LlamaConfig,
+    LlamaForCausalLM,
     LlamaForSequenceClassification,
     MambaConfig,
     MambaForCausalLM,
@@ -64,6 +65,17 @@ def gpt2(**changes: Any) -> nn.Module:
     set_seed(9)
     sizes = {"vocab_size": VOCABULARY, "n_positions": 64, "n_embd": 24, "n_layer": 2, "n_head": 4}
     return GPT2LMHeadModel(GPT2Config(**(sizes | _NO_DROPOUT | changes)))
+
+
+def wide_gpt2() -> nn.Module:
+    """Return GPT-2 with matrices large enough to be folded on both sides, its table among them."""
+    return gpt2(vocab_size=6144, n_embd=256, n_layer=1)
+
+
+def wide_llama() -> nn.Module:
+    """Return Llama with matrices large enough to be folded on both sides: those of queries, outputs and the MLP."""
+    set_seed(10)
+    return LlamaForCausalLM(LlamaConfig(**(_GROUPED | {"hidden_size": 256, "intermediate_size": 512})))
 
 
 def neox() -> nn.Module:

@@ -78,8 +78,10 @@ _fused_adamw = functools.partial(adamw, fused=True)
 _model = functools.partial(SetUp, "Models")
 MODELS = [
     _model("GPT-2, all parameters (tied head, positions, LayerNorm)", models.gpt2),
+    _model("GPT-2, all parameters, wide (factored)", models.wide_gpt2),
     _model("GPT-2, Conv1D only", tiny_gpt2),
     _model("Llama, all parameters", tiny_llama),
+    _model("Llama, all parameters, wide (factored)", models.wide_llama),
     _model("Llama, LoRA", _lora),
     _model("Llama, rsLoRA", functools.partial(_lora, use_rslora=True), **_observe),
     _model("Llama, DoRA", functools.partial(_lora, use_dora=True)),

@@ -83,8 +83,9 @@ def test_stored_sketches_are_those_of_the_samples_alone(tmp_path: Path, data: Da
         train(model, optimizer, 1)
     with RunReader.open(tmp_path / "run") as run:
         layout = SketchLayout.from_block(run.manifest.sketch)
-        ((records, q),) = list(run.sketches())
-    stored = torch.from_numpy(q[:, : layout.dim].astype(np.float32) * records["scale_raw"][:, None])
+        (block,) = run.sketches().blocks()
+    records = block.records
+    stored = torch.from_numpy(block.raw.astype(np.float32) * records["scale_raw"][:, None])
     parameters = {n: p for n, p in wanted_from.named_parameters() if p.requires_grad}
     want = sketch_each(4, lambda i: sample_loss(wanted_from, batch, i), parameters, layout)
     assert ((stored - want).norm(dim=1) / want.norm(dim=1)).max() < RTOL_INT8

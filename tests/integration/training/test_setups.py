@@ -369,8 +369,8 @@ def test_A11_a_loss_that_is_not_a_number_at_step_three_of_six_is_flagged_and_the
     step = steps_of(auditor)[2]
     assert (step["residual"], step["f"]) == (None, None)
     with RunReader.open(auditor.folder / "run") as run:
-        for _, q in run.sketches():
-            assert abs(q).max() <= 127
+        for block in run.sketches().blocks():
+            assert abs(block.rows).max() <= 127
     assert verified(auditor)
 
 

@@ -31,7 +31,7 @@ def make_log(seed: int = 0) -> tuple[NDArray[np.void], NDArray[np.int8], dict[in
 
 
 def blocks_of(records, q, size):
-    return lambda: ((records[i : i + size], q[i : i + size]) for i in range(0, len(records), size))
+    return lambda samples: ((records[i : i + size], q[i : i + size]) for i in range(0, len(records), size))
 
 
 def brute_force(records, q, factors) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -58,6 +58,23 @@ def test_scores_are_the_sum_over_a_samples_uses(block: int, samples_at_once: int
     np.testing.assert_allclose(found.dot, -u[used] @ queries.T, rtol=1e-4, atol=1e-7)
     expected = -(u[used] @ queries.T) / np.outer(np.linalg.norm(u[used], axis=1), np.linalg.norm(queries, axis=1))
     np.testing.assert_allclose(found.cosine, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_range_of_samples_without_records_adds_nothing() -> None:
+    records, q, factors = make_log()
+    index = FIRST[records["source_id"]] + records["row"].astype(np.int64)
+    records, q = records[index >= 4], q[index >= 4]
+    queries = np.random.default_rng(1).normal(size=(2, DIM))
+    index = FIRST[records["source_id"]] + records["row"].astype(np.int64)
+
+    def of_range(samples: range):
+        hit = (index >= samples.start) & (index < samples.stop)
+        return [(records[hit], q[hit])] if hit.any() else []
+
+    narrow = estimators.score(of_range, queries, factors, FIRST, ROWS, 4)
+    every = estimators.score(blocks_of(records, q, 1000), queries, factors, FIRST, ROWS, 1000)
+    assert narrow.sample.tolist() == every.sample.tolist()
+    np.testing.assert_allclose(narrow.dot, every.dot, rtol=1e-5, atol=1e-8)
 
 
 def test_source_totals_are_the_sums_of_their_samples_scores() -> None:
@@ -89,10 +106,3 @@ def test_step_factors_leave_out_what_moved_nothing() -> None:
 def test_two_learning_rates_in_one_step_are_refused_by_name() -> None:
     with pytest.raises(AttributionError, match="step 7"):
         estimators.step_factors([{"step": 7, "lr": [0.1, 0.2], "f": 1.0}])
-
-
-def test_only_the_raw_half_of_a_row_is_scored() -> None:
-    records, q, _ = make_log()
-    wide = np.hstack([q, np.full_like(q, 127)])
-    ((_, rows),) = estimators.raw_blocks([(records, wide)], DIM)
-    assert (rows == q).all()

@@ -39,7 +39,7 @@ def test_superseded_records_do_not_score_and_are_counted(sim: LedgerSimulator) -
     with RunReader.open(sim.run) as reader:
         result = query.ask(reader, None, None, QUESTION)  # type: ignore[arg-type]
         records = reader.records()
-        (sketches,) = (rows[:, : PLAN.dim].astype(np.float64) for _, rows in reader.sketches())
+        (sketches,) = (block.raw.astype(np.float64) for block in reader.sketches().blocks())
     z = np.random.default_rng(2).normal(size=PLAN.dim).astype(np.float32).astype(np.float64)
     totals, live = np.zeros(2), 0
     for record, q in zip(records, sketches, strict=True):

@@ -35,7 +35,7 @@ def test_a_step_becomes_its_records_and_one_event_that_commit_to_what_was_handed
     salts = Salts(sim.run)
     with RunReader.open(sim.run) as reader:
         records, steps = reader.records(), reader.events(EventKind.STEP)
-        sketches = np.vstack([rows for _, rows in reader.sketches(block=4)])
+        sketches = np.vstack([block.rows for block in reader.sketches().blocks(4)])
         np.testing.assert_array_equal(sketches, np.vstack([entry.sketches for entry in entries]))
         np.testing.assert_array_equal(reader.sample_index(records), np.concatenate([e.index for e in entries]))
     assert records["seq"].tolist() == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 13, 14, 15, 16, 17]

@@ -218,7 +218,7 @@ def test_the_records_of_all_ranks_are_read_as_one_run(original: LedgerSimulator)
     steps = list(simulated_steps(data, PLAN))
     with RunReader.open(original.run) as reader:
         records, document, step = reader.live_records(), summary.run(reader), summary.step(reader, 2)
-        sketches = np.concatenate([rows for _, rows in reader.live_sketches(block=4)])
+        sketches = np.concatenate([block.rows for block in reader.live_sketches().blocks(4)])
         assert len(reader.live_steps()) == PLAN.steps
     dealt = [parts(entry)[rank] for rank in range(WORLD) for entry in steps]
     np.testing.assert_array_equal(sketches, np.concatenate([entry.sketches for entry in dealt]))

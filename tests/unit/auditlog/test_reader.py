@@ -74,8 +74,7 @@ def test_stored_things_come_back(original: LedgerSimulator) -> None:
         assert sorted(reader.heads()) == [int(path.stem) for path in original.head_files()]
         assert reader.final_note is not None
         assert reader.final_note.to_bytes() == original.head_files()[-1].read_bytes()
-        sizes = [len(rows) for rows, sketches in reader.sketches(block=10) if len(rows) == len(sketches)]
-        assert sizes == [10, 10, 4]
+        assert [len(block.rows) for block in reader.sketches().blocks(10)] == [9, 9, 6]
 
 
 def test_an_unsealed_run_has_no_final_note(tmp_path: Path) -> None:

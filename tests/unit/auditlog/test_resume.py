@@ -157,8 +157,9 @@ def test_n03_what_counts_is_what_the_final_weights_went_through(line: str, sim: 
         steps = [event.json() for event in reader.live_steps()]
         assert [(body["attempt"], body["step"]) for body in steps] == sorted(live, key=lambda pair: pair[1])
         assert sorted(step for _, step in live) == list(range(1, 10))
-        every = np.concatenate([rows for _, rows in reader.sketches()])
-        np.testing.assert_array_equal(np.concatenate([q for _, q in reader.live_sketches(block=5)]), every[mask])
+        every = np.concatenate([block.rows for block in reader.sketches().blocks()])
+        live_rows = np.concatenate([block.rows for block in reader.live_sketches().blocks(5)])
+        np.testing.assert_array_equal(live_rows, every[mask])
         seal = reader.events(EventKind.SEAL)[0].json()
         document = summary.run(reader)
     assert (seal["live_records"], seal["live_steps"], seal["attempts"]) == (sum(mask), 9, len(attempts))
