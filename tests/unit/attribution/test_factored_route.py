@@ -7,18 +7,23 @@ import json
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from attribution.capture.factored import FactoredSums
+from attribution.capture.formulas import Embedding, Work
+from attribution.capture.modules import survey
 from attribution.capture.moment import SecondMoment
-from attribution.capture.per_sample import Piece, Product
+from attribution.capture.per_sample import Lookup, Piece, Product
 from attribution.capture.rank_one import Means, RankOne, squares_of_lookup, squares_of_product
+from attribution.capture.segments import Segments
 from attribution.capture.whitening import Whitening
 from attribution.errors import SketchMismatchError
 from attribution.sketch import rng, routes, two_sided
 from attribution.sketch.layout import SketchLayout, flatten, unflatten
 from attribution.sketch.sign_fold import SignFold, unwrapped, wrap
 from attribution.sketch.two_sided import SideFold, TwoSidedFold
+from attribution.training.plan import plan
 from auditlog.format.manifest import SketchBlock
 
 SHAPES = {
@@ -275,3 +280,33 @@ def test_gradients_that_had_to_be_formed_are_whitened_by_the_squares_of_their_su
 
 def gradients_flat(gradients: Tensor) -> Tensor:
     return torch.cat([flatten(gradient) for gradient in gradients])
+
+
+def test_a_row_of_padding_gets_nothing() -> None:
+    table = nn.Embedding(9, 7, padding_idx=2)
+    formula = Embedding("e", table, {"weight": "e.weight"}, scale=3.0)
+    ids, g = torch.tensor([[2, 4], [5, 2]]), torch.randn(2, 2, 7, generator=torch.Generator().manual_seed(8))
+    work = Work([ids], [g], Segments.whole_rows(2, 2, 2), factored={"e.weight"})
+    (part,) = formula.gradients(work)
+    assert isinstance(part, Lookup)
+    assert torch.equal(part.numbers, ids)
+    torch.testing.assert_close(part.of_columns, 3.0 * g * (ids != 2)[:, :, None])
+
+
+# --- the plan ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["observe", "fused"])
+def test_the_plan_says_what_the_factored_route_costs(mode: str) -> None:
+    with torch.device("meta"):
+        model = GPT2LMHeadModel(GPT2Config(n_layer=1))
+    modules = {module.name: module for module in plan(survey(model), mode=mode, tokens=10)}
+    fc = modules["transformer.h.0.mlp.c_fc"]
+    assert (fc.route, fc.entries) == ("factored", 768 * 3072 + 3072)
+    assert fc.flops == 2 * 10 * (768 + 3072) + 2 * 10 * 64 * 64 + 2 * 64 * 64 + 10 * 3072
+    assert fc.bytes == 4 * (10 * (768 + 3072) + 2 * 64 * 64)
+    table, head = modules["transformer.wte"], modules["lm_head"]
+    assert table.flops == 2 * 10 * 768 + 2 * 10 * 64 + 2 * 2048 * 64
+    assert table.bytes == 4 * (10 * 768 + 2 * 2048 * 64)
+    assert head.flops == 2 * 10 * (50257 + 768) + 2 * 10 * 2048 * 64 + 2 * 2048 * 64
+    assert modules["transformer.ln_f"].route == "exact"

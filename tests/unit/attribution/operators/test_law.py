@@ -40,13 +40,12 @@ def builder(name: str, found: Gradients, D: int) -> Callable[[str], Operator]:
 @pytest.mark.parametrize("name", COVERED)
 def test_correlation_is_what_the_law_says(name: str, outliers: int) -> None:
     found = population(outliers)
-    for D in (512, 2048):
-        build = builder(name, found, D)
-        predicted = law.predicted_pearson(law.kappa(build("0"), found.rows, sample=32), D)
-        assert mean_pearson(build, found.rows) == pytest.approx(predicted, abs=TOLERANCE)
+    build = builder(name, found, 512)
+    predicted = law.predicted_pearson(law.kappa(build("0"), found.rows, sample=32), 512)
+    assert mean_pearson(build, found.rows) == pytest.approx(predicted, abs=TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["count_sketch", "sjlt", "rolled_fold", "plain_fold", "srht", "fjl", "affd_fast"])
+@pytest.mark.parametrize("name", ["count_sketch", "rolled_fold", "plain_fold", "srht", "affd_fast"])
 def test_without_outliers_one_kappa_serves_all(name: str) -> None:
     """The dense map's κ, measured on the exact gradients alone."""
     found = population(0)
@@ -54,7 +53,7 @@ def test_without_outliers_one_kappa_serves_all(name: str) -> None:
     assert mean_pearson(builder(name, found, 256), found.rows) == pytest.approx(predicted, abs=TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["count_sketch", "affd_fast", "ffd"])
+@pytest.mark.parametrize("name", ["count_sketch", "affd_fast"])
 def test_maps_that_mix_everything_do_not_mind_shared_outliers(name: str) -> None:
     found = population(2)
     predicted = law.predicted_pearson(law.dense_kappa(found.rows), 256)
@@ -66,10 +65,10 @@ def test_shared_outliers_pile_up_without_a_roll_and_in_srht() -> None:
     within one weight with it. A D that has no divisor in common with the width spreads it."""
     found = population(2)
     dense = law.predicted_pearson(law.dense_kappa(found.rows), 256)
-    measured = {name: mean_pearson(builder(name, found, 256), found.rows) for name in ("plain_fold", "srht")}
-    rolled = mean_pearson(builder("rolled_fold", found, 256), found.rows)
-    assert max(measured.values()) < dense - 0.08
-    assert rolled > max(measured.values()) + 0.02
+    for name in ("plain_fold", "srht"):
+        assert mean_pearson(builder(name, found, 256), found.rows) < dense - 0.08
+    plain, rolled = (law.kappa(builder(n, found, 256)("0"), found.rows, 32) for n in ("plain_fold", "rolled_fold"))
+    assert rolled < 0.9 * plain
     assert mean_pearson(builder("rolled_fold", found, 255), found.rows) > dense - TOLERANCE
 
 
