@@ -71,7 +71,8 @@ def fold_all(values: Tensor, sides: Sequence[SideFold]) -> list[Tensor]:
     flat = values.reshape(-1, n)
     blocks = -(-n // k)
     lines = max(1, STRETCH_ENTRIES // (blocks * k))
-    signed = flat.new_zeros(min(lines, len(flat)), blocks * k)  # the last block's missing entries stay zero
+    signed = flat.new_empty(min(lines, len(flat)), blocks * k)
+    signed[:, n:] = 0  # what the last block lacks
     folded = [flat.new_empty(len(flat), k) for _ in sides]
     for first in range(0, len(flat), lines):
         part = flat[first : first + lines]

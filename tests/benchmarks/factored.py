@@ -29,11 +29,11 @@ from attribution.sketch.layout import SketchLayout
 from attribution.sketch.two_sided import SideFold, fold_all
 from attribution.training.second_moments import SecondMoments
 
-WIDTH, LAYERS, VOCABULARY, ROWS, TOKENS, DIM = 256, 4, 4096, 24, 64, 4096
-STEPS = (1, 2, 10, 40, 120)
-SEEDS = 3
+WIDTH, LAYERS, VOCABULARY, ROWS, TOKENS, DIM = 256, 4, 4000, 24, 64, 4096
+STEPS = (1, 2, 10, 100)
+SEEDS = 2
 BETA, EPSILON = 0.999, 1e-8
-SQUARES = [(k_rows, k_columns) for k_rows in (16, 32, 64, 128) for k_columns in (16, 32, 64, 128)]
+SQUARES = ((16, 16), (32, 32), (64, 64), (64, 128), (128, 64), (128, 128))
 TABLES = (64, 256, 1024, 2048)
 
 Gradients = dict[str, Tensor]  # (S, *shape) by parameter

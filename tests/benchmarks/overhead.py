@@ -10,9 +10,9 @@ In each round the same step is taken plainly, in each capture mode, and with a s
     net       gross + dispatch - replaced, round by round (``observe`` replaces nothing)
     added     the whole step's wall time, audited minus plain, round by round: it has everything in it, and the noise
 
-All are shares of the median plain step. ``cpu`` names are the same in CPU seconds: of the training thread for gross
-and net, every other round, and of the whole process with its writer for added. On a GPU the host's clock says nothing
-of the device's time, so there ``net`` is the whole step's difference.
+All are shares of the median plain step. ``cpu`` names are the same in CPU seconds: of the training thread for net (in
+every other round, as a share of that thread's own seconds), of the whole process with its writer for added. On a GPU
+the host's clock says nothing of the device's time, so there ``net`` is the whole step's difference.
 """
 
 from __future__ import annotations
@@ -99,6 +99,11 @@ class Rounds:
     def plain_s(self) -> float:
         """Seconds of the median plain step."""
         return medians.of([step.wall for step in self.steps[PLAIN]]).value
+
+    @property
+    def plain_cpu_s(self) -> float:
+        """CPU seconds of the training thread in the median plain step."""
+        return medians.of([step.thread for step in self.steps[PLAIN]]).value
 
     def inside(self, kind: str, cpu: bool = False) -> list[float]:
         """Return the seconds in our code, or in the replaced products, of the rounds with this clock."""
@@ -194,7 +199,7 @@ def shares(set_up: SetUp, mode: Mode, rounds: Rounds, what: str, on_gpu: bool) -
         f"{name}.dispatch": rounds.dispatch[mode].value / rounds.plain_s,
         f"{name}.net_cpu": cpu["net"].value,
         f"{name}.cpu_added": cpu_added.value,
-        f"{name}.writer_cpu": _share([step.writer for step in steps], rounds).value,
+        f"{name}.writer_cpu": medians.of([step.writer for step in steps]).value / rounds.plain_s,
     }
     found[f"tables.{name}"] = {
         "what": what,
@@ -215,8 +220,6 @@ def _inside(rounds: Rounds, mode: Mode, cpu: bool) -> dict[str, medians.Median]:
     gross = rounds.inside(mode, cpu)
     replaced = rounds.inside(STOPWATCH, cpu) if mode == "fused" else [0.0] * len(gross)
     net = [g + rounds.dispatch[mode].value - r for g, r in zip(gross, replaced, strict=True)]
-    return {"gross": _share(gross, rounds), "replaced": _share(replaced, rounds), "net": _share(net, rounds)}
-
-
-def _share(seconds: list[float], rounds: Rounds) -> medians.Median:
-    return medians.of([s / rounds.plain_s for s in seconds])
+    whole = rounds.plain_cpu_s if cpu else rounds.plain_s
+    parts = {"gross": gross, "replaced": replaced, "net": net}
+    return {name: medians.of([s / whole for s in seconds]) for name, seconds in parts.items()}

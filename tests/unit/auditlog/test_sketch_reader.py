@@ -24,7 +24,9 @@ FORMS = {"raw": ("raw",), "both": ("raw", "whitened")}
 @pytest.fixture(scope="module", params=FORMS)
 def sim(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LedgerSimulator:
     folder = tmp_path_factory.mktemp("sketches") / request.param
-    return LedgerSimulator(folder, Plan(steps=7, per_step=5, forms=FORMS[request.param])).write()
+    return LedgerSimulator(
+        folder, Plan(steps=7, per_step=5, rows_per_file=(12, 9, 6), forms=FORMS[request.param])
+    ).write()
 
 
 def written(sim: LedgerSimulator) -> tuple[NDArray[np.int8], NDArray[np.int64], NDArray[np.void]]:

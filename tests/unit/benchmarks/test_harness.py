@@ -131,7 +131,7 @@ class TestSteps:
 def made_up(plain: list[float], fused: list[float], inside: list[float], replaced: list[float]) -> overhead.Rounds:
     """Rounds as if measured, every second one by the CPU clock."""
     rounds = overhead.Rounds()
-    rounds.steps["plain"] = [Seconds(wall, 2 * wall, wall) for wall in plain]
+    rounds.steps["plain"] = [Seconds(wall, 2 * wall, wall / 2) for wall in plain]
     rounds.steps["fused"] = [
         Seconds(wall, 2 * wall, wall, part, 0.25) for wall, part in zip(fused, inside, strict=True)
     ]
@@ -155,7 +155,7 @@ class TestShares:
         name = "overhead.gpt2.fused.t8"
         assert found[f"{name}.net"] == pytest.approx(0.25)  # rounds 2.5, 3.5 and 1.5 of 10
         assert found[f"{name}.net.interval"] == pytest.approx([0.15, 0.35])
-        assert found[f"{name}.net_cpu"] == pytest.approx(0.25)
+        assert found[f"{name}.net_cpu"] == pytest.approx(0.5)  # of half the seconds
         assert found[f"{name}.gross"] == pytest.approx(0.4)
         assert found[f"{name}.replaced"] == pytest.approx(0.1)
         assert found[f"{name}.dispatch"] == pytest.approx(0.05)
