@@ -85,10 +85,10 @@ class Audited:
 
     def plain(self, batch: Batch) -> Seconds:
         """Take a step without audit mode."""
-        return self._take(without_ids(batch))
+        return self._take(lambda: self._step(without_ids(batch)))
 
     def audited(
-        self, mode: Mode, batch: Batch, clock: Clock = time.perf_counter, around: Around | None = None
+        self, mode: Mode, batch: Batch, clock: Clock = time.perf_counter, around: Around = lambda step: step()
     ) -> Seconds:
         """Take a step under audit mode.
 
@@ -101,7 +101,7 @@ class Audited:
         audit = self.audits[mode]
         before, written = audit.time.hooks + audit.time.writer, _cpu_of_writers()
         with self._hooked(mode), _own_clock(clock):
-            taken = self._take(batch, audit.writer.flush, around)
+            taken = self._take(lambda: around(lambda: self._step(batch)), audit.writer.flush)
         inside = audit.time.hooks + audit.time.writer - before
         return replace(taken, inside=inside, writer=_cpu_of_writers() - written)
 
@@ -109,26 +109,47 @@ class Audited:
         """Take a plain step that times the weight gradients which mode ``fused`` replaces."""
         watch = Stopwatch(clock)
         with timed(self.fused, watch):
-            taken = self._take(without_ids(batch))
+            taken = self._take(lambda: self._step(without_ids(batch)))
         return replace(taken, inside=watch.seconds)
 
-    def _take(self, batch: Batch, finish: Callable[[], None] | None = None, around: Around | None = None) -> Seconds:
+    def plain_passes(self, batch: Batch) -> Seconds:
+        """Run forward and backward pass without audit mode, and throw the gradients away."""
+        return self._take(lambda: self._passes(without_ids(batch)))
+
+    def audited_passes(self, mode: Mode, batch: Batch) -> Seconds:
+        """Run them under audit mode; time in our code is CPU time."""
+        audit = self.audits[mode]
+        before = audit.hooks.seconds
+        with self._hooked(mode), _own_clock(time.thread_time):
+            taken = self._take(lambda: self._passes(batch))
+            inside = audit.hooks.seconds - before
+            audit.discard()
+        return replace(taken, inside=inside)
+
+    def passes_with_stopwatch(self, batch: Batch) -> Seconds:
+        """Run them plainly, timing the weight gradients that mode ``fused`` replaces; in CPU time."""
+        watch = Stopwatch(time.thread_time)
+        with timed(self.fused, watch):
+            taken = self._take(lambda: self._passes(without_ids(batch)))
+        return replace(taken, inside=watch.seconds)
+
+    def _take(self, work: Callable[[], None], finish: Callable[[], None] = lambda: None) -> Seconds:
         self._synchronize()
         cpu, thread, began = time.process_time(), time.thread_time(), time.perf_counter()
-        if around is None:
-            self._step(batch)
-        else:
-            around(lambda: self._step(batch))
+        work()
         self._synchronize()
         wall, thread = time.perf_counter() - began, time.thread_time() - thread
-        if finish is not None:
-            finish()
+        finish()
         return Seconds(wall, time.process_time() - cpu, thread)
 
     def _step(self, batch: Batch) -> None:
         self.workload.model(**batch).loss.backward()
         torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
         self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def _passes(self, batch: Batch) -> None:
+        self.workload.model(**batch).loss.backward()
         self._optimizer.zero_grad()
 
     def _synchronize(self) -> None:

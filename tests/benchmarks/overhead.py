@@ -5,7 +5,7 @@ In each round the same step is taken plainly, in each capture mode, and with a s
 
     gross     all time in our code: hooks (in ``fused`` the weight gradients themselves too), the work at the optimizer
               step, and waiting for the writer
-    dispatch  what hooks and custom functions cost outside of their own clocks, by whole steps on two tokens
+    dispatch  what hooks and custom functions cost outside of their own clocks, by passes on two tokens
     replaced  the plain weight gradients that ``fused`` computes instead
     net       gross + dispatch - replaced, round by round (``observe`` replaces nothing)
     added     the whole step's wall time, audited minus plain, round by round: it has everything in it, and the noise
@@ -36,7 +36,7 @@ from attribution.capture.hooks import Mode
 from attribution.demo.quiet import quiet
 
 ROUNDS, QUICK_ROUNDS = 12, 4
-DISPATCH_ROUNDS, QUICK_DISPATCH_ROUNDS = 24, 6
+DISPATCH_ROUNDS, QUICK_DISPATCH_ROUNDS = 40, 12
 PLAIN, STOPWATCH = "plain", "stopwatch"
 
 
@@ -162,24 +162,28 @@ def _kinds(audited: Audited) -> dict[str, Callable[[Batch, Clock], Seconds]]:
 def dispatch(audited: Audited, mode: Mode, rounds: int) -> medians.Median:
     """Return the seconds a step that hooks and custom functions take outside of their own clocks.
 
-    Steps on two tokens of one row have the same modules, calls and cold caches and next to no arithmetic. What an
-    audited one takes longer than a plain one, beyond the time in our code and but for the products replaced, is that.
-    In CPU time of the training thread: it is single-threaded work, and a busy machine does not add to it.
+    Forward and backward passes on two tokens of one row have the same modules, calls and cold caches and next to no
+    arithmetic. What an audited one takes longer than a plain one, beyond the time in our code and but for the products
+    replaced, is that. In CPU time and in one thread, as that work is: so a busy machine adds little to it.
     """
     first = audited.workload.batches[0]
     batch = {name: (t[:1, -2:] if t.ndim == 2 else t[:1]).contiguous() for name, t in first.items()}
-    found = []
-    for number in range(rounds + 1):
-        kinds: dict[str, Callable[[], Seconds]] = {
-            PLAIN: lambda: audited.plain(batch),
-            mode: lambda: audited.audited(mode, batch, time.thread_time),
-        }
-        if mode == "fused":
-            kinds[STOPWATCH] = lambda: audited.with_stopwatch(batch, time.thread_time)
-        turn = number % len(kinds)
-        took = {kind: kinds[kind]() for kind in [*list(kinds)[turn:], *list(kinds)[:turn]]}
-        replaced = took[STOPWATCH].inside if STOPWATCH in took else 0.0
-        found.append((took[mode].thread - took[mode].inside) - (took[PLAIN].thread - replaced))
+    kinds: dict[str, Callable[[], Seconds]] = {
+        PLAIN: lambda: audited.plain_passes(batch),
+        mode: lambda: audited.audited_passes(mode, batch),
+    }
+    if mode == "fused":
+        kinds[STOPWATCH] = lambda: audited.passes_with_stopwatch(batch)
+    found, threads = [], torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for number in range(rounds + 1):
+            turn = number % len(kinds)
+            took = {kind: kinds[kind]() for kind in [*list(kinds)[turn:], *list(kinds)[:turn]]}
+            replaced = took[STOPWATCH].inside if STOPWATCH in took else 0.0
+            found.append((took[mode].thread - took[mode].inside) - (took[PLAIN].thread - replaced))
+    finally:
+        torch.set_num_threads(threads)
     return medians.of(found[1:])  # the first one warms up
 
 

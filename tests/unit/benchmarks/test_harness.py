@@ -109,6 +109,16 @@ class TestSteps:
             assert audited.with_stopwatch(batch).inside > 0
             assert [audit.recorder.steps for audit in audited.audits.values()] == [1, 1]
 
+    def test_passes_leave_no_gradient_and_no_record(self, tmp_path: Path) -> None:
+        workload = workloads.pythia_lora(tmp_path / "data", 2, 8, "tiny")
+        batch = workload.batches[0]
+        with Audited.open(workload, tmp_path / "runs", ("fused",)) as audited:
+            assert audited.plain_passes(batch).inside == 0
+            assert audited.passes_with_stopwatch(batch).inside > 0
+            assert 0 < audited.audited_passes("fused", batch).inside
+            assert all(p.grad is None for p in workload.parameters)
+            assert audited.audits["fused"].hooks.unconsumed() == audited.audits["fused"].recorder.steps == 0
+
     def test_weights_stay_as_they_are(self, tmp_path: Path) -> None:
         workload = workloads.pythia_lora(tmp_path / "data", 2, 8, "tiny")
         before = [p.detach().clone() for p in workload.parameters]
@@ -194,9 +204,9 @@ class TestDispatch:
         batch = {"input_ids": torch.arange(12).view(3, 4), "sample_index": torch.tensor([7, 8, 9])}
         stand_in = SimpleNamespace(
             workload=SimpleNamespace(batches=[batch]),
-            plain=lambda batch: seen.append(batch) or Seconds(9.0, 9.0, 1.0),
-            audited=lambda mode, batch, clock: Seconds(9.0, 9.0, 2.0, 0.6),
-            with_stopwatch=lambda batch, clock: Seconds(9.0, 9.0, 9.0, 0.1),
+            plain_passes=lambda batch: seen.append(batch) or Seconds(9.0, 9.0, 1.0),
+            audited_passes=lambda mode, batch: Seconds(9.0, 9.0, 2.0, 0.6),
+            passes_with_stopwatch=lambda batch: Seconds(9.0, 9.0, 9.0, 0.1),
         )
         found = overhead.dispatch(stand_in, "fused", 6)  # type: ignore[arg-type]
         assert found.value == pytest.approx((2.0 - 0.6) - (1.0 - 0.1))
