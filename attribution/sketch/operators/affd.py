@@ -9,7 +9,8 @@ probability at most about ``exp(−C ε² D / log² N)``.
 **The second transform is a fold and a rotation.** In Sylvester's order the first ``d`` rows of ``H_B`` depend on the
 last ``log₂ d`` bits of the column only, so they are ``H_d · F`` with ``F`` a matrix of zeros and ones that adds up
 columns by those bits. Axis by axis, ``R_D H^{π2}_N = √(D/N) · Ĥ_D · Fold`` with an orthogonal ``Ĥ_D``: it changes no
-inner product and no norm. ``AFFD`` applies it, ``FastAFFD`` leaves it out, at half the cost.
+inner product and no norm. ``AFFD`` applies it, ``FastAFFD`` leaves it out. Applied leading-first, the cut factors of
+the second transform are cheap, so what is saved is little: the first transform is the cost of both.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class AFFD(Operator):
 
 
 class FastAFFD(AFFD):
-    """AFFD without its last rotation: equal inner products, half the cost.
+    """AFFD without its last rotation: equal inner products, one transform.
 
     Of the second transform's factors, complete ones only shuffle buckets, so nothing is left of them; those of one row
     are sums; at most one is cut in between.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
@@ -24,6 +25,7 @@ from attribution.sketch.layout import SketchLayout, flatten, unflatten
 from attribution.sketch.sign_fold import SignFold, unwrapped, wrap
 from attribution.sketch.two_sided import SideFold, TwoSidedFold
 from attribution.training.plan import plan
+from attribution.training.second_moments import SecondMoments
 from auditlog.format.manifest import SketchBlock
 
 SHAPES = {
@@ -219,6 +221,18 @@ def test_epsilon_bounds_what_a_moment_of_next_to_nothing_does() -> None:
     torch.testing.assert_close(found, torch.full((3, 3), 1e-3**-0.5), rtol=1e-2, atol=0)
 
 
+def test_what_was_read_is_kept_from_step_to_step() -> None:
+    weight = nn.Parameter(torch.zeros(6, 5))
+    optimizer = torch.optim.AdamW([weight])
+    moments, fold, seen = SecondMoments(optimizer, {"w": weight}), plain_fold(6, 5), []
+    for _ in range(13):
+        weight.grad = torch.rand(6, 5)
+        optimizer.step()
+        moments.stepped(1.0)
+        seen.append(moments.whitening().scaled("w", fold, never))
+    assert [later is earlier for earlier, later in itertools.pairwise(seen)] == [False] * 10 + [True, False]
+
+
 # --- one micro-batch -----------------------------------------------------------------------------------------
 
 
@@ -253,6 +267,13 @@ def test_an_input_that_modules_share_is_folded_once(monkeypatch: pytest.MonkeyPa
     for sample in range(2):
         expected = layout.sketch({"h.q.weight": gq[sample].T @ x[sample], "h.k.weight": gk[sample].T @ x[sample]})
         torch.testing.assert_close(wrap(sums)[sample], expected)
+    other = SketchLayout({"i.q.weight": (9, 7)}, 32, "s", {"i.q.weight": (4, 4)})
+    alone = unwrapped(2, 32)
+    FactoredSums(alone, None, None).add(Product("i.q.weight", gq, x), other.maps["i.q.weight"])
+    before = wrap(sums)
+    both.add(Product("i.q.weight", gq, x), other.maps["i.q.weight"])  # the same input, another parent's sides
+    torch.testing.assert_close(wrap(sums) - before, wrap(alone))
+    del folded[3:]
     both.forget()
     both.add(Product("h.k.weight", gk, x), layout.maps["h.k.weight"])
     assert len(folded) == 5

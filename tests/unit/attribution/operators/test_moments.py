@@ -108,6 +108,24 @@ def test_entries_that_share_a_bucket_are_in_the_closed_form(name: str) -> None:
     assert float(found.var()) == pytest.approx(closed, rel=0.5)  # three times the standard error, tails are heavy
 
 
+@pytest.mark.parametrize("name", ["affd", "affd_fast"])
+def test_where_nothing_is_folded_only_affds_gains_vary(name: str) -> None:
+    vectors = unit_pairs(64)
+    found = products(lambda seed: named(name, 64, 64, seed), vectors)
+    closed = named(name, 64, 64).variance(vectors[:1].expand(3, 64), vectors[1:])
+    assert float(closed[0]) == pytest.approx(2 / 64 * (3 - 2 * float((vectors[0] ** 4).sum())), rel=1e-9)
+    torch.testing.assert_close(found.var(0), closed, rtol=0.25, atol=0)
+
+
+@pytest.mark.parametrize(("name", "blocks"), [("count_sketch", 1), ("sjlt", 4)])
+def test_every_bucket_is_used_once_per_block(name: str, blocks: int) -> None:
+    matrix = named(name, 2000, 32) @ torch.eye(2000, dtype=torch.float64)  # (N, D)
+    nonzero = (matrix != 0).view(2000, blocks, 32 // blocks)
+    assert (nonzero.sum(2) == 1).all()
+    assert nonzero.any(0).all()
+    torch.testing.assert_close(matrix.square().sum(1), torch.ones(2000, dtype=torch.float64))
+
+
 def bad_input(dim: int) -> Tensor:
     """The first block is a row of the Hadamard matrix, all others are zero."""
     x = torch.zeros(512, dtype=torch.float64)

@@ -84,6 +84,22 @@ def test_signs_are_applied_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(S @ x, whole, **EXACT)
 
 
+@pytest.mark.parametrize("kind", [SRHT, AFJL])
+@pytest.mark.parametrize(("D", "block"), [(8, 8), (64, 8), (16, 64)])
+def test_srht_and_afjl_are_signs_shuffled_rows_and_a_cut(kind: type[SRHT] | type[AFJL], D: int, block: int) -> None:
+    """Rows of each factor are shuffled before they are cut: the first rows of the whole are not those of H."""
+    S = kind(500, D, block=block)
+    whole = identity(1)
+    for axis, edge in enumerate(hadamard.blocks(512, block)):
+        purpose = f"gradtrail/operator/0/{S.name}/N=512/D={D}/block={block}/rows/{axis}"
+        rows = permutations(purpose, 1, edge)[0]
+        whole = torch.kron(whole, torch.from_numpy(hadamard.sylvester(edge)[rows]).double() / edge**0.5)
+    published = (512 / D) ** 0.5 * whole[:D] @ torch.diag(S.tables.get("signs", whole))
+    if kind is AFJL:
+        published = S.tables.get("gains", whole)[:, None] * published
+    torch.testing.assert_close(matrix(S), published[:, :500], **EXACT)
+
+
 # AFFD.
 
 
