@@ -11,13 +11,13 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from attribution.capture import per_sample
-from attribution.capture.per_sample import Entries, Lookup, Part, Piece, Product, Scratch
+from attribution.capture.per_sample import Entries, Lookup, Part, Piece, Product, Room
 from attribution.capture.recompute import CallShape, call_again, flatten_call, gradient_of
 from attribution.capture.segments import Segments
 from attribution.errors import CaptureError
@@ -39,23 +39,22 @@ except ImportError:
         """Stands in where PEFT is not installed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """One module's share of one backward pass.
 
     Attributes:
         kept: What ``Formula.keep`` asked for on the forward pass.
         output_grads: Gradient w.r.t. each output, ``None`` where none arrived.
         segments: Layout of the micro-batch.
-        scratch: Gives memory to overwrite.
-        needs_totals: Pieces of a single sample must come with the sum over all.
+        room: Gives memory to overwrite.
+        needs_totals: Pieces must come with the sum over all samples, if that is not the sum of their own rows.
         factored: Names of the parameters whose gradients are not to be formed.
     """
 
     kept: Sequence[Any]
     output_grads: Sequence[Tensor | None]
     segments: Segments
-    scratch: Scratch = per_sample.no_scratch
+    room: Room = per_sample.own_room
     needs_totals: bool = False
     factored: Collection[str] = ()
 
@@ -119,7 +118,7 @@ class Linear(Formula):
             if self.parameters["weight"] in work.factored:
                 yield Product(self.parameters["weight"], *((x, g) if self.transposed else (g, x)))
             else:
-                for start, values in per_sample.linear_weight(x, g, self.transposed, work.scratch):
+                for start, values in per_sample.linear_weight(x, g, self.transposed, work.room):
                     yield Piece(self.parameters["weight"], values, start)
         if "bias" in self.parameters:
             yield Piece(self.parameters["bias"], per_sample.linear_bias(g))

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 from attribution.capture import outputs
 from attribution.capture.batch import SAMPLE_INDEX, Announced, Batch, read_batch, with_fields
+from attribution.capture.burst import Burst
 from attribution.capture.crossing import documents_see_each_other
 from attribution.capture.formulas import Embedding, Formula, Linear, Work
 from attribution.capture.fused import Consume, can_fuse, fuse
@@ -39,15 +40,12 @@ from attribution.capture.recompute import output_tensors
 from attribution.capture.segments import Segments
 from attribution.capture.whitening import Whitening
 from attribution.errors import CaptureError, SampleIdentityError, UnsupportedSetupError
-from attribution.sketch.layout import SketchLayout
+from attribution.sketch.layout import SketchLayout, unflatten
 
 Mode = Literal["observe", "fused"]
 # Modules are worked off in bursts: right after a large matrix product the first small operation takes several times
 # as long as the next. This much of their inputs and gradients may wait, beyond what autograd holds itself.
 QUEUE_BYTES = 16 << 20
-# In mode "fused" the products themselves wait, since autograd needs their sums at once: this many entries, few enough
-# to stay in the last cache.
-POOL_ENTRIES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +58,7 @@ class _Call:
     cell: list[list[Any]]
 
 
+_AS_IT_IS = nullcontext()
 _Waiting = tuple[Formula, MicroBatch, list[Any], Sequence[Tensor | None]]  # … what was kept, output gradients
 
 
@@ -116,9 +115,7 @@ class HookSet:
         self._undo: list[Callable[[], None]] = []
         self._queue: list[_Waiting] = []
         self._queued = 0  # bytes that the queue holds on to
-        self._pending: list[tuple[MicroBatch, Piece]] = []  # formed, and not sketched yet
-        self._pool = torch.empty(0, device=layout.device, dtype=torch.float32)
-        self._filled = 0  # entries of the pool that pending pieces hold
+        self._burst = Burst(layout.device)
         self._crosses: bool | None = None  # whether packed documents see each other; tried out once
         self._quiet = False  # a module is being run again, or a self-check uses the model: not a pass of the loop
         self._passes_without_backward = 0
@@ -176,7 +173,7 @@ class HookSet:
             self._open.closed = True
         self._open, self._done, self._passes_without_backward, self.step_began = None, [], 0, None
         self._queue, self._queued, self.announced = [], 0, Announced()
-        self._pending, self._filled = [], 0
+        self._burst.forget()
 
     @contextmanager
     def aside(self, micro: MicroBatch) -> Iterator[None]:
@@ -189,7 +186,7 @@ class HookSet:
         finally:
             self._open, self._on_model = kept, model_hooks
             self._queue, self._queued = [], 0
-            self._pending, self._filled = [], 0
+            self._burst.forget()
 
     @contextmanager
     def silent(self) -> Iterator[None]:
@@ -388,12 +385,12 @@ class HookSet:
         """Form and sketch the queued modules' per-sample gradients, in float32 whatever autocast says."""
         queue, self._queue, self._queued = self._queue, [], 0
         with torch.no_grad(), self.silent(), _without_autocast(self._layout.device):
-            self._fold_pending()
             for formula, micro, kept, gradients in _side_by_side(queue):
                 needs_totals = micro.whitening is not None
-                work = Work(kept, gradients, micro.segments, self._scratch, needs_totals, self._layout.buckets)
+                work = Work(kept, gradients, micro.segments, self._burst.room, needs_totals, self._layout.buckets)
                 for part in formula.gradients(work):
-                    micro.add(part)
+                    self._burst.add(micro, part)
+            self._burst.work_off()
             for _, micro, _, _ in queue:
                 micro.rest()
 
@@ -404,49 +401,23 @@ class HookSet:
         started = perf_counter()
         self._refuse_stray(formula, micro, is_own)
         totals: dict[str, list[Tensor]] = {}
-        last: list[Tensor] = []
-
-        def room(rows: int, entries: int) -> Tensor:
-            """Give memory for a stretch of all samples, and one more line for its sum."""
-            lines = self._scratch(rows + 1, entries)
-            self._filled += lines.numel()
-            last[:] = [lines[rows]]
-            return lines[:rows]
-
         with _without_autocast(self._layout.device):
-            for part in formula.gradients(Work([x], (gradient,), micro.segments, room)):
-                assert isinstance(part, Piece)
-                is_weight = part.parameter == formula.parameters["weight"]
-                total = torch.sum(part.values, 0, out=last[0]) if is_weight else part.values.sum(0)
-                self._pending.append((micro, part._replace(total=total)))
-                totals.setdefault(part.parameter, []).append(total)
+            for piece in formula.gradients(Work((x,), (gradient,), micro.segments, self._burst.room)):
+                assert isinstance(piece, Piece)
+                # The sum is autograd's, which may add to it; the burst makes its own.
+                totals.setdefault(piece.parameter, []).append(piece.values.sum(0))
+                self._burst.add(micro, piece)
         micro.arrive(formula.name, (gradient,))
-        # Copies, since autograd may add to what it is given before the pieces' turn comes.
-        weight, bias = (_joined(totals.get(formula.parameters.get(name, ""))) for name in ("weight", "bias"))
-        rows, columns = formula.module.weight.shape
-        assert weight is not None
+        of_weight = _as_matrix(totals[formula.parameters["weight"]], formula.module.weight.shape)
+        of_bias = totals.get(formula.parameters.get("bias", ""))
         self.seconds += perf_counter() - started
-        return (weight.view(columns, rows).t() if rows > columns else weight.view(rows, columns)), bias
-
-    def _fold_pending(self) -> None:
-        """Sketch the pieces that wait, in one burst, and free the pool."""
-        pending, self._pending, self._filled = self._pending, [], 0
-        for micro, piece in pending:
-            micro.add(piece)
-
-    def _scratch(self, rows: int, entries: int) -> Tensor:
-        """Return a ``(rows, entries)`` tensor to overwrite: memory that is reused stays in the cache."""
-        size = rows * entries
-        if self._filled + size > len(self._pool):
-            self._fold_pending()
-            if size > len(self._pool):
-                self._pool = torch.empty(max(size, POOL_ENTRIES), device=self._layout.device, dtype=torch.float32)
-        return self._pool.narrow(0, self._filled, size).view(rows, entries)
+        return of_weight, None if of_bias is None else of_bias[0]
 
 
-def _joined(stretches: list[Tensor] | None) -> Tensor | None:
-    """Return a copy of one tensor, or several end to end."""
-    return None if stretches is None else torch.cat(stretches)
+def _as_matrix(stretches: Sequence[Tensor], shape: torch.Size) -> Tensor:
+    """Return a flattened gradient in its weight's shape."""
+    flat = stretches[0] if len(stretches) == 1 else torch.cat(list(stretches))
+    return unflatten(flat, shape)[0].contiguous()
 
 
 def _nothing(module: nn.Module, args: Any, output: Any) -> None:
@@ -469,4 +440,4 @@ def _side_by_side(queue: list[_Waiting]) -> list[_Waiting]:
 
 def _without_autocast(device: torch.device) -> Any:
     kind = device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _AS_IT_IS

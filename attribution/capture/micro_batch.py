@@ -120,7 +120,9 @@ class MicroBatch:
     def arrive(self, module: str, gradients: Sequence[Tensor | None]) -> None:
         """Note that gradients reached a module."""
         self.arrived.add(module)
-        self.is_half = self.is_half or any(g is not None and g.dtype in _HALF for g in gradients)
+        for gradient in gradients:
+            if gradient is not None and gradient.dtype in _HALF:
+                self.is_half = True
 
     def add(self, part: Part) -> None:
         """Sketch a part of the samples' gradients."""
@@ -128,23 +130,36 @@ class MicroBatch:
         if not isinstance(fold, SignFold):
             self._factored.add(part, fold)
         elif isinstance(part, Piece):
-            self._add_piece(part, fold)
+            self.add_pieces([part])
         else:
             assert isinstance(part, Entries)
             self._add_entries(part, fold)
 
+    def add_pieces(self, pieces: Sequence[Piece]) -> None:
+        """Sketch pieces side by side: what whitening needs is computed for all of them at once."""
+        exact: list[Piece] = []
+        folds: list[SignFold] = []
+        for piece in pieces:
+            fold = self._maps[piece.parameter]
+            if isinstance(fold, SignFold):
+                exact.append(piece)
+                folds.append(fold)
+            else:
+                self._factored.add(piece, fold)
+        if not exact:
+            return
+        lengths = [piece.values.shape[1] for piece in exact]
+        signs = torch.cat([f.stretch(p.start, n) for f, p, n in zip(folds, exact, lengths, strict=True)])
+        forms = [signs] if self.whitening is None else [signs, self.whitening.roots(exact).mul_(signs)]
+        factors = torch.stack(forms).split(lengths, 1)  # each (F, n)
+        for piece, fold, factor in zip(exact, folds, factors, strict=True):
+            is_of_all = piece.values.shape[0] == self.samples
+            sums = self._forms if is_of_all else self._forms.narrow(0, piece.first, piece.values.shape[0])
+            fold.add_products(sums, piece.values, factor, piece.start)
+
     def rest(self) -> None:
         """Let go of what only modules that follow each other share."""
         self._factored.forget()
-
-    def _add_piece(self, part: Piece, fold: SignFold) -> None:
-        samples = slice(part.first, part.first + len(part.values))
-        if self.whitening is None:
-            fold.add_to(self.sums[samples], part.values, part.start)
-            return
-        total = part.values.sum(0) if part.total is None else part.total
-        roots = self.whitening.roots(part.parameter, total, part.start)
-        fold.add_both_to(self._forms[samples], part.values, roots, part.start)
 
     def _add_entries(self, part: Entries, fold: SignFold) -> None:
         fold.scatter_to(self.sums, part.numbers, part.values)

@@ -79,15 +79,15 @@ class Lookup(NamedTuple):
 
 Part = Piece | Entries | Product | Lookup
 
-Scratch = Callable[[int, int], Tensor | None]  # rows, entries -> something to overwrite
+Room = Callable[[int, int, int], Tensor | None]  # a shape -> something to overwrite
 
 
-def no_scratch(rows: int, entries: int) -> None:
+def own_room(samples: int, short: int, long: int) -> None:
     """Let every result have its own memory."""
 
 
 def linear_weight(
-    activations: Tensor, output_grads: Tensor, transposed: bool = False, scratch: Scratch = no_scratch
+    activations: Tensor, output_grads: Tensor, transposed: bool = False, room: Room = own_room
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield each sample's weight gradient in stretches, flattened as the sketch takes it: the shorter side first.
 
@@ -97,7 +97,7 @@ def linear_weight(
         activations: Module input, ``(S, T, d_in)`` float32.
         output_grads: Gradient of the loss w.r.t. the module output, ``(S, T, d_out)`` float32.
         transposed: The weight is stored ``(d_in, d_out)``.
-        scratch: Gives memory to overwrite.
+        room: Gives memory to overwrite.
 
     Yields:
         Number of the first entry and ``(S, n)``: row by row of the stored weight, or column by column if it has more
@@ -111,14 +111,13 @@ def linear_weight(
     first, second = (activations, output_grads) if transposed else (output_grads, activations)
     if first.shape[2] > second.shape[2]:
         first, second = second, first
-    samples, short, long = len(first), first.shape[2], second.shape[2]
+    samples, short, long = first.shape[0], first.shape[2], second.shape[2]
     lines = max(1, min(short, STRETCH_ENTRIES // (samples * long)))
     for line in range(0, short, lines):
         few = min(lines, short - line)
-        out = scratch(samples, few * long)
         part = first if few == short else first[:, :, line : line + few]
-        product = torch.bmm(part.transpose(1, 2), second, out=None if out is None else out.view(samples, few, long))
-        yield line * long, product.flatten(1)
+        product = torch.bmm(part.transpose(1, 2), second, out=room(samples, few, long))
+        yield line * long, product.view(samples, few * long)
 
 
 def linear_bias(output_grads: Tensor) -> Tensor:

@@ -11,12 +11,14 @@ per-sample gradients that are sketched here, times the share of them that reache
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from attribution.capture.moment import SMALLEST_EPS, SecondMoment
+from attribution.capture.moment import SMALLEST_EPS, SecondMoment, Settings
+from attribution.capture.per_sample import Piece
 from attribution.capture.rank_one import Means, RankOne
 from attribution.sketch.layout import is_tall
 from attribution.sketch.two_sided import TwoSidedFold
@@ -42,26 +44,24 @@ class Whitening:
         """Whether no parameter has a moment yet: then a wrong share is a common factor and can be taken out later."""
         return all(moment.value is None for moment in self.moments.values())
 
-    def roots(self, parameter: str, gradient: Tensor, start: int = 0) -> Tensor:
-        """Return ``D^(1/2)`` of a stretch of one parameter's entries.
+    def roots(self, pieces: Sequence[Piece]) -> Tensor:
+        """Return ``D^(1/2)`` of the entries of several pieces, end to end.
 
         Args:
-            parameter: Its name.
-            gradient: ``(n,)`` float32, the micro-batch's own gradient: entries ``start`` to ``start + n``, flattened
-                as the sketch takes them.
-            start: Number of the first entry.
+            pieces: Of one micro-batch. Pieces of single samples bring the sum over all.
 
         Returns:
-            ``(n,)`` float32.
+            ``(n,)`` float32, ``n`` being the sum of the pieces' lengths.
         """
-        moment = self.moments[parameter]
-        if moment.value is None:
-            return self._finish(torch.zeros_like(gradient), gradient, moment)
-        earlier = _stretch(moment.value, start, len(gradient))
-        scaled = torch.mul(
-            earlier, moment.decay / _correction(moment), out=torch.empty_like(gradient).view(earlier.shape)
-        )
-        return self._finish(scaled.view(-1), gradient, moment)
+        moments = [self.moments[piece.parameter] for piece in pieces]
+        own = torch.cat([piece.values.sum(0) if piece.total is None else piece.total for piece in pieces])
+        found = torch.cat([_earlier(piece, moment) for piece, moment in zip(pieces, moments, strict=True)])
+        first, lengths = 0, (piece.values.shape[1] for piece in pieces)
+        for moment, run in itertools.groupby(zip(moments, lengths, strict=True), key=lambda each: each[0].settings):
+            entries = sum(length for _, length in run)
+            self._finish(found.narrow(0, first, entries), own.narrow(0, first, entries), moment)
+            first += entries
+        return found
 
     def roots_at(self, parameter: str, gradient: Tensor, numbers: Tensor) -> Tensor:
         """Return ``D^(1/2)`` of single entries.
@@ -74,12 +74,12 @@ class Whitening:
         moment = self.moments[parameter]
         value = moment.value
         if value is None:
-            return self._finish(torch.zeros_like(gradient), gradient, moment)
+            return self._finish(torch.zeros_like(gradient), gradient, moment.settings)
         if is_tall(value.shape):
             earlier = value[numbers % len(value), numbers.div(len(value), rounding_mode="floor")]
         else:
             earlier = value.reshape(-1)[numbers]
-        return self._finish(earlier * (moment.decay / _correction(moment)), gradient, moment)
+        return self._finish(earlier.float(), gradient, moment.settings)
 
     def scaled(self, parameter: str, fold: TwoSidedFold, own: Callable[[], Means]) -> TwoSidedFold:
         """Return a large weight's map with ``D^(1/2)`` put into it, as an outer product.
@@ -95,22 +95,25 @@ class Whitening:
 
         return self._rank_one.scaled(parameter, fold, self.moments[parameter], consumed)
 
-    def _finish(self, earlier: Tensor, gradient: Tensor, moment: SecondMoment) -> Tensor:
-        """Fold the step's own gradient into the scaled moment and return ``(√v̂ + ε)^(-1/2)``, in place."""
-        own = (1.0 - moment.decay) * self.share**2 / _correction(moment)
-        total = earlier.addcmul_(gradient, gradient, value=own)
-        return total.sqrt_().add_(max(moment.eps, SMALLEST_EPS)).rsqrt_()
+    def _finish(self, earlier: Tensor, gradient: Tensor, settings: Settings) -> Tensor:
+        """Fold the step's own gradient into the moment and return ``(√v̂ + ε)^(-1/2)``, in place."""
+        correction = 1.0 - settings.decay ** (settings.steps + 1)  # Adam's bias correction at the coming step
+        share = (1.0 - settings.decay) * self.share**2 / correction
+        total = earlier.mul_(settings.decay / correction).addcmul_(gradient, gradient, value=share)
+        return total.sqrt_().add_(max(settings.eps, SMALLEST_EPS)).rsqrt_()
 
 
-def _correction(moment: SecondMoment) -> float:
-    """Return Adam's bias correction at the coming step, ``1 - β₂^t``."""
-    return 1.0 - moment.decay ** (moment.steps + 1)
-
-
-def _stretch(value: Tensor, start: int, entries: int) -> Tensor:
-    """Return entries of a moment in the order of the sketch; whole lines of a matrix, so that nothing is copied."""
-    if value.ndim != 2:
-        return value.reshape(-1)[start : start + entries]
-    lines = value.t() if is_tall(value.shape) else value
-    long = lines.shape[1]
-    return lines.narrow(0, start // long, entries // long)
+def _earlier(piece: Piece, moment: SecondMoment) -> Tensor:
+    """Return the entries of a moment that a piece has, in the order of the sketch; zeros where there is none yet."""
+    value, entries = moment.value, piece.values.shape[1]
+    if value is None:
+        return piece.values.new_zeros(entries)
+    if value.ndim == 2:
+        lines = value.t() if is_tall(value.shape) else value
+        if entries != lines.numel():  # pieces of a matrix are whole lines, so that nothing else is copied
+            long = lines.shape[1]
+            lines = lines.narrow(0, piece.start // long, entries // long)
+        flat = lines.reshape(-1)
+    else:
+        flat = value.reshape(-1).narrow(0, piece.start, entries)
+    return flat if flat.dtype is torch.float32 else flat.float()

@@ -30,7 +30,8 @@ def is_tall(shape: Sequence[int]) -> bool:
 
 def flatten(gradient: Tensor) -> Tensor:
     """Return a parameter's gradient as the sketch takes it, ``(1, n)`` float32."""
-    return (gradient.t() if is_tall(gradient.shape) else gradient).reshape(1, -1).float()
+    rows = (gradient.t() if is_tall(gradient.shape) else gradient).reshape(1, -1)
+    return rows if rows.dtype is torch.float32 else rows.float()
 
 
 def unflatten(values: Tensor, shape: Sequence[int]) -> Tensor:
@@ -163,7 +164,8 @@ class SketchLayout:
                 )
             fold = self.maps[name]
             if isinstance(fold, SignFold):
-                fold.add_to(sums, flatten(gradient).to(self.device))
+                flat = flatten(gradient)
+                fold.add_to(sums, flat if flat.device == self.device else flat.to(self.device))
             else:
                 fold.add_matrices(sums, gradient[None].to(self.device, torch.float32))
         return wrap(sums)[0]

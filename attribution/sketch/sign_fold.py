@@ -31,51 +31,46 @@ class SignFold:
     def __init__(self, signs: Tensor, offset: int, dim: int) -> None:
         self.signs, self.offset, self.dim = signs, offset, dim
 
-    def add_to(self, sums: Tensor, values: Tensor, start: int = 0, scale: Tensor | None = None) -> None:
+    def stretch(self, start: int, entries: int) -> Tensor:
+        """Return the signs of entries ``start`` to ``start + entries``."""
+        return self.signs if entries == self.signs.shape[0] else self.signs.narrow(0, start, entries)
+
+    def add_to(self, sums: Tensor, values: Tensor, start: int = 0) -> None:
         """Add the unwrapped sketch of each row of ``values`` to the same row of ``sums``, in place.
 
         Args:
             sums: Float32, from ``unwrapped``.
             values: ``(B, k)`` float32: entries ``start`` to ``start + k`` of one flattened gradient per row.
             start: Number of the first entry.
-            scale: ``(k,)`` float32: what each entry is multiplied by first.
         """
         length = values.shape[1]
-        signs = self.signs if length == len(self.signs) else self.signs.narrow(0, start, length)
-        if scale is not None:
-            signs = signs * scale
-        bucket = (self.offset + start) % self.dim
+        signs = self.stretch(start, length)
         if length <= SPAN * self.dim:
-            sums.narrow(1, bucket, length).addcmul_(values, signs)
+            sums.narrow(1, (self.offset + start) % self.dim, length).addcmul_(values, signs)
+        else:
+            self.add_products(sums.unsqueeze(1), values, signs.unsqueeze(0), start)
+
+    def add_products(self, sums: Tensor, values: Tensor, factors: Tensor, start: int = 0) -> None:
+        """Add the sketches of several forms of the same values, reading them once.
+
+        Args:
+            sums: ``(B, F, …)`` float32: ``F`` rows of ``unwrapped`` for each row of values.
+            values: ``(B, k)`` float32, as for ``add_to``.
+            factors: ``(F, k)`` float32: the signs, times what each entry is multiplied by.
+            start: Number of the first entry.
+        """
+        length, bucket = values.shape[1], (self.offset + start) % self.dim
+        if length <= SPAN * self.dim:
+            sums.narrow(2, bucket, length).addcmul_(values.unsqueeze(1), factors)
             return
         blocks = length // self.dim if length // self.dim > _FEW_BLOCKS else 0
         in_blocks = blocks * self.dim
         if blocks:
-            signed = values.narrow(1, 0, in_blocks) * signs.narrow(0, 0, in_blocks)  # (B, blocks * D)
-            sums.narrow(1, bucket, self.dim).add_(signed.view(-1, blocks, self.dim).sum(1))
+            for form, signs in enumerate(factors):
+                signed = values.narrow(1, 0, in_blocks) * signs.narrow(0, 0, in_blocks)  # (B, blocks * D)
+                sums[:, form].narrow(1, bucket, self.dim).add_(signed.view(-1, blocks, self.dim).sum(1))
+        apart = values.unsqueeze(1)
         for first in range(in_blocks, length, SPAN * self.dim):
-            few = min(SPAN * self.dim, length - first)
-            sums.narrow(1, bucket, few).addcmul_(values.narrow(1, first, few), signs.narrow(0, first, few))
-
-    def add_both_to(self, sums: Tensor, values: Tensor, scale: Tensor, start: int = 0) -> None:
-        """Add the sketches of ``values`` and of ``values * scale``, reading the values once.
-
-        Args:
-            sums: ``(B, 2, …)`` float32: two rows of ``unwrapped`` for each row of values.
-            values: ``(B, k)`` float32, as for ``add_to``.
-            scale: ``(k,)`` float32.
-            start: Number of the first entry.
-        """
-        length = values.shape[1]
-        if length // self.dim > _FEW_BLOCKS:
-            self.add_to(sums[:, 0], values, start)
-            self.add_to(sums[:, 1], values, start, scale)
-            return
-        factors = torch.empty(2, length, device=scale.device, dtype=scale.dtype)
-        factors[0] = self.signs.narrow(0, start, length)
-        torch.mul(factors[0], scale, out=factors[1])
-        bucket, apart = (self.offset + start) % self.dim, values.unsqueeze(1)
-        for first in range(0, length, SPAN * self.dim):
             few = min(SPAN * self.dim, length - first)
             sums.narrow(2, bucket, few).addcmul_(apart.narrow(2, first, few), factors.narrow(1, first, few))
 

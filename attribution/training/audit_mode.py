@@ -258,8 +258,10 @@ class AuditMode:
             lambda loss_scale, is_skipped: self.recorder.on_step(inner, loss_scale, is_skipped),
         )
         if self._forms == BOTH:
-            self.recorder.moments = SecondMoments(inner, self._tracking.parameters)
-            self.hooks.whitening = self.recorder.moments.whitening
+            known = self.recorder.moments  # with what is known of an optimizer that is followed once more
+            if known is None or known.optimizer is not inner:
+                known = self.recorder.moments = SecondMoments(inner, self._tracking.parameters)
+            self.hooks.whitening = known.whitening
 
     def _has_second_moment(self) -> bool:
         """Tell whether the optimizer, or the one that the trainer is going to make, is of Adam's type."""

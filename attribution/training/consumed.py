@@ -65,4 +65,4 @@ def _norm(tensors: list[Tensor]) -> float:
     """Return the norm of all tensors as one vector."""
     if not tensors:
         return 0.0
-    return float(torch.stack(torch._foreach_norm([t.detach().float() for t in tensors])).norm())
+    return float(torch.stack(torch._foreach_norm(tensors, 2.0, dtype=torch.float32)).norm())

@@ -28,14 +28,17 @@ class SecondMoments:
         optimizer: An optimizer of Adam's type.
         parameters: The tracked parameters by name.
 
+    Attributes:
+        optimizer: The optimizer.
+
     Raises:
         UnsupportedSetupError: If a parameter group has no second moment's settings.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
-        self._optimizer, self._parameters = optimizer, parameters
-        self._groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-        if not all(is_adam_type(self._groups[id(p)]) for p in parameters.values()):
+        self.optimizer, self._parameters = optimizer, parameters
+        groups = self._groups()
+        if not all(is_adam_type(groups[id(p)]) for p in parameters.values()):
             raise _no_moment(optimizer)
         self._share, self._rank_one = 1.0, RankOne()
         self._present: Whitening | None = None
@@ -61,21 +64,20 @@ class SecondMoments:
         self._share = share
         return (assumed.share / share) ** 0.5 if assumed is not None and assumed.is_first else 1.0
 
+    def _groups(self) -> dict[int, dict[str, Any]]:
+        """Return each parameter's group; ``load_state_dict`` makes new ones."""
+        return {id(p): group for group in self.optimizer.param_groups for p in group["params"]}
+
     def _moments(self) -> dict[str, SecondMoment]:
-        states = {name: self._optimizer.state.get(p, {}) for name, p in self._parameters.items()}
-        steps = _counts({name: self._count(name, state) for name, state in states.items() if state})
-        return {name: self._moment(name, state, steps.get(name, 0)) for name, state in states.items()}
+        groups = self._groups()
+        known = {name: (self.optimizer.state.get(p, {}), groups[id(p)]) for name, p in self._parameters.items()}
+        steps = _counts({name: _count(*pair) for name, pair in known.items() if pair[0]})
+        return {name: self._moment(name, *pair, steps.get(name, 0)) for name, pair in known.items()}
 
-    def _count(self, name: str, state: Mapping[str, Any]) -> Any:
-        """Return a parameter's own step count; some optimizers count once per group."""
-        group = self._groups[id(self._parameters[name])]
-        return state.get("step", group.get("step", group.get("k")))
-
-    def _moment(self, name: str, state: Mapping[str, Any], steps: int) -> SecondMoment:
-        parameter = self._parameters[name]
-        group, value = self._groups[id(parameter)], state.get(VALUE)
-        if state and (not isinstance(value, Tensor) or value.shape != parameter.shape):
-            raise _no_moment(self._optimizer)
+    def _moment(self, name: str, state: Mapping[str, Any], group: Mapping[str, Any], steps: int) -> SecondMoment:
+        value = state.get(VALUE)
+        if state and (not isinstance(value, Tensor) or value.shape != self._parameters[name].shape):
+            raise _no_moment(self.optimizer)
         return SecondMoment(value, float(group["betas"][1]), float(group["eps"]), steps)
 
 
@@ -120,13 +122,18 @@ def keeps_second_moment(kind: type[Any], settings: Mapping[str, Any], device: to
     return moment.value is not None and moment.steps == 1
 
 
+def _count(state: Mapping[str, Any], group: Mapping[str, Any]) -> Any:
+    """Return a parameter's own step count; some optimizers count once per group."""
+    return state.get("step", group.get("step", group.get("k")))
+
+
 def _counts(counts: Mapping[str, Any]) -> dict[str, int]:
     """Return step counts as integers; those that are tensors are read together, with one wait for a GPU."""
     tensors = {name: count for name, count in counts.items() if isinstance(count, Tensor)}
     plain = {name: int(count or 0) for name, count in counts.items() if name not in tensors}
     if not tensors:
         return plain
-    values = torch.stack([count.detach().float().reshape(()) for count in tensors.values()]).tolist()
+    values = torch.stack(list(tensors.values())).flatten().tolist()
     return plain | {name: int(value) for name, value in zip(tensors, values, strict=True)}
 
 

@@ -33,7 +33,7 @@ def measure(trial: Trial) -> list[Row]:
                 "second": lambda batch: _second_pass(trial, batch),
             }
         )
-        outside = {mode: overhead.dispatch(audited, mode, overhead.DISPATCH_ROUNDS) for mode in MODES}
+        outside = {mode: overhead.dispatch(audited, mode, overhead.QUICK_DISPATCH_ROUNDS) for mode in MODES}
     rows = [_row(trial, mode, taken, _span(outside[mode])) for mode in MODES]
     second = Row(
         POST_HOC,

@@ -13,7 +13,7 @@ from benchmarks.peers.rows import Row, Span
 from benchmarks.workloads import Batch, Workload, gpt2_lora, without_ids
 
 THREADS, SAMPLES, TOKENS = 2, 8, 128
-_WARM_UPS, _DISPATCH_ROUNDS = 2, 26
+_WARM_UPS, _DISPATCH_ROUNDS = 2, 12
 
 
 def _nothing() -> None:

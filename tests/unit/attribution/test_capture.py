@@ -330,13 +330,15 @@ def test_a_tokens_gradient_given_to_the_neighbour_fails_the_oracle(monkeypatch: 
 def test_an_omitted_module_fails_conservation(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(tiny_lora().train())
     skipped = rig.layout.maps[rig.tracking.formulas[3].parameters["weight"]]
-    right = SignFold.add_to
+    right = SignFold.add_products
 
-    def wrong(self: SignFold, sums: torch.Tensor, values: torch.Tensor, start: int = 0) -> None:
+    def wrong(
+        self: SignFold, sums: torch.Tensor, values: torch.Tensor, factors: torch.Tensor, start: int = 0
+    ) -> None:
         if not (self is skipped and len(values) > 1):
-            right(self, sums, values, start)
+            right(self, sums, values, factors, start)
 
-    monkeypatch.setattr(SignFold, "add_to", wrong)
+    monkeypatch.setattr(SignFold, "add_products", wrong)
     (captured,) = rig.step(make_batch())
     assert conserve(captured.expected, rig.consumed()).residual > 1e-3
 
