@@ -95,21 +95,24 @@ class StepWriter:
         rows = canonical_floats(entry.records.copy())
         rows["fmt"], rows["attempt"], rows["ts_us"] = FORMAT_VERSION, attempt, now_us()
         rows["shard"], rows["shard_row"] = places.shard[:n], places.row[:n]
-        for i, index in enumerate(entry.index.tolist()):
+        scales = zip(rows["scale_raw"].tolist(), rows["scale_whitened"].tolist(), strict=True)
+        samples, committed = [], []
+        for index, own, sketch in zip(entry.index.tolist(), scales, sketches, strict=False):
             salt = self._salt(index)
-            raw, whitened = self._forms(entry.sketches[i])
-            scales = float(rows["scale_raw"][i]), float(rows["scale_whitened"][i])
-            rows["sample_commit"][i] = np.void(sample_commitment(salt, self._data.identity(index)))
-            rows["sketch_commit"][i] = np.void(sketch_commitment(salt, *scales, raw, whitened))
+            samples.append(sample_commitment(salt, self._data.identity(index)))
+            committed.append(sketch_commitment(salt, *own, *self._forms(sketch)))
+        if n:
+            rows["sample_commit"] = np.frombuffer(b"".join(samples), "V32")
+            rows["sketch_commit"] = np.frombuffer(b"".join(committed), "V32")
         if entry.gradient is None:
             return rows, None
-        scales = float(np.float32(entry.gradient_scales[0])), float(np.float32(entry.gradient_scales[1]))
-        commitment = gradient_commitment(*scales, *self._forms(entry.gradient))
+        raw, whitened = float(np.float32(entry.gradient_scales[0])), float(np.float32(entry.gradient_scales[1]))
+        commitment = gradient_commitment(raw, whitened, *self._forms(entry.gradient))
         return rows, {
             "shard": int(places.shard[n]),
             "row": int(places.row[n]),
-            "scale_raw": finite(scales[0]),
-            "scale_whitened": finite(scales[1]),
+            "scale_raw": finite(raw),
+            "scale_whitened": finite(whitened),
             "commitment": commitment.hex(),
         }
 
