@@ -55,6 +55,13 @@ BARS = (
     Bar("memory.extra_checkpointed_mb", "the same with gradient checkpointing, MB", "at most", 16, "count"),
     Bar("scan.bandwidth_share", "top-10 of 1,000,000 × 8,192 int8, share of read bandwidth", "at least", 0.8),
     Bar("writer.samples_per_s", "writer, sealed and signed, samples/s", "at least", 5_000, "count"),
+    Bar("ledger.append_per_s", "log without sketches, sealed and signed, records/s", "at least", 100_000, "count"),
+    Bar("ledger.verify_per_s", "verify without sketches, records/s", "at least", 200_000, "count"),
+    Bar("ledger.verify_full_per_s", "verify with salts and sketches, records/s", "at least", 50_000, "count"),
+    Bar("ledger.bytes_per_record", "bytes per record, without sketches", "at most", 220, "count"),
+    Bar("ledger.verify_10m_mb", "verify 10,000,000 records, peak memory, MB", "at most", 400, "count"),
+    Bar("ledger.attacks_wrong", "attack matrix, both verifiers, wrong verdicts", "at most", 0, "count"),
+    Bar("ledger.kill_lost", "kill -9, 200 rounds, with a lost acknowledged batch", "at most", 0, "count"),
 )
 
 
@@ -66,17 +73,19 @@ class Held:
         bar: The bar.
         measured: The figure, ``None`` where it was not measured.
         interval: Its interval, where it has one.
+        why: Why there is no figure although it was measured.
     """
 
     bar: Bar
     measured: float | None
     interval: tuple[float, float] | None
+    why: str = ""
 
     @property
     def verdict(self) -> str:
-        """``met``, ``not met``, or ``not measured``."""
+        """``met``, ``not met``, ``not measured``, or why there is no figure."""
         if self.measured is None:
-            return "not measured"
+            return self.why or "not measured"
         return "met" if self.bar.is_met(self.measured) else "not met"
 
     def cells(self) -> tuple[str, str, str, str]:
@@ -93,7 +102,8 @@ def held(results: Mapping[str, Any]) -> Iterator[Held]:
     """Yield every bar with what ``results.json`` says about it."""
     for bar in BARS:
         interval = results.get(f"{bar.name}.interval")
-        yield Held(bar, results.get(bar.name), None if interval is None else (interval[0], interval[1]))
+        spread = None if interval is None else (interval[0], interval[1])
+        yield Held(bar, results.get(bar.name), spread, results.get(f"{bar.name}.why", ""))
 
 
 def written(value: float, form: Form) -> str:
@@ -119,7 +129,7 @@ def as_table(results: Mapping[str, Any]) -> Table:
     ):
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
     for each in held(results):
-        style = {"met": "", "not met": "bold red", "not measured": "dim"}[each.verdict]
+        style = {"met": "", "not met": "bold red"}.get(each.verdict, "dim")
         table.add_row(each.bar.name, *each.cells(), style=style)
     return table
 

@@ -27,7 +27,7 @@ from rich.console import Console
 
 RESULTS, README = Path("results.json"), Path("README.md")
 BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
-GROUPS = ("overhead", "memory", "fidelity", "sketches", "scan", "writer", "peers")
+GROUPS = ("overhead", "memory", "fidelity", "sketches", "scan", "writer", "ledger", "peers")
 METHOD = (
     "The figures of a group come from one process on one machine. Steps of all kinds are taken in turns, one of each "
     "per round, and compared round by round. Given is the median over rounds; its 95 % interval lies between two order "

@@ -83,8 +83,9 @@ class Row:
 def ratios(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the figures ``ratio.*``, each with the interval that the ends of both sides' intervals give.
 
-    A peer with several rows is compared by its cheapest. A figure is ``None`` where a side was not measured, its
-    interval also where the denominator cannot be told from zero.
+    A peer with several rows is compared by its cheapest. A figure is ``None`` where a side was not measured, or where
+    the denominator is not above zero, which ``<name>.why`` then says; its interval also where the denominator cannot
+    be told from zero.
     """
     by_name = {row.peer: row for row in rows}
     ours, observe = by_name.get(OURS, Row(OURS)), by_name.get(OBSERVE, Row(OBSERVE))
@@ -109,8 +110,10 @@ def ratios(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _ratio(name: str, upper: Span | None, lower: Span | None) -> dict[str, Any]:
-    if upper is None or lower is None or lower.ms <= 0:
+    if upper is None or lower is None:
         return {name: None, f"{name}.interval": None}
+    if lower.ms <= 0:
+        return {name: None, f"{name}.interval": None, f"{name}.why": "no ratio: its denominator is not above zero"}
     value = upper.ms / lower.ms
     if lower.low <= 0:
         return {name: value, f"{name}.interval": None}

@@ -13,7 +13,7 @@ from benchmarks.peers.rows import Row, Span
 from benchmarks.workloads import Batch, Workload, gpt2_lora, without_ids
 
 THREADS, SAMPLES, TOKENS = 2, 8, 128
-_WARM_UPS, _DISPATCH_ROUNDS = 2, 12
+_WARM_UPS, DISPATCH_ROUNDS = 2, 12
 
 
 def _nothing() -> None:
@@ -147,7 +147,7 @@ class Trial:
         They make the same calls, and next to no arithmetic hides what the calls themselves take.
         """
         found = []
-        for number in range(_DISPATCH_ROUNDS):
+        for number in range(DISPATCH_ROUNDS):
             batch = two_tokens(self.workload.batches[number % len(self.workload.batches)])
             if number % 2:
                 plain, recorded = self._take(batch), self._take(batch, recorder)
