@@ -14,6 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
+from auditlog.cli_erase import app as erase_app
+from auditlog.cli_export import app as export_app
 from auditlog.errors import Error, ReadError, UsageError
 
 _PURPOSE = "An evidence log of per-sample gradients: train with it, verify it, query it, report from it."
@@ -34,11 +36,17 @@ _EXTRAS = {
 }
 
 app = typer.Typer(no_args_is_help=True)
+app.add_typer(export_app)
+app.add_typer(erase_app)
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")]
 TrustOption = Annotated[
     list[str] | None,
-    typer.Option("--trust", metavar="VKEY", help="Pinned public key: its text or a .vkey file. Repeatable."),
+    typer.Option(
+        "--trust",
+        metavar="KEY|FILE",
+        help="Pinned public key (its text, a .vkey or PEM file, or its fingerprint), or a trust.toml. Repeatable.",
+    ),
 ]
 HeadOption = Annotated[
     list[Path] | None,
@@ -164,11 +172,24 @@ def verify(
     run: RunArgument,
     trust: TrustOption = None,
     head: HeadOption = None,
+    since: Annotated[
+        Path | None,
+        typer.Option("--since", metavar="NOTE", help="Kept head from which on the log is to have only grown."),
+    ] = None,
     origin: OriginOption = None,
     data: Annotated[
         Path | None,
         typer.Option("--data", metavar="DIR", help="Folder of the source files: opens every sample's commitment too."),
     ] = None,
+    custody: Annotated[
+        Path | None, typer.Option("--custody", metavar="DIR", help="A custody log of this run that is kept elsewhere.")
+    ] = None,
+    allow_open: Annotated[
+        bool, typer.Option("--allow-open", help="Let a run that is not sealed yet verify, as far as it is signed.")
+    ] = False,
+    allow_unanchored: Annotated[
+        bool, typer.Option("--allow-unanchored", help="Exit 0 although nothing from outside was given to compare with.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check a run against what you hold outside it, and say what was and was not checked.
@@ -182,9 +203,11 @@ def verify(
     from auditlog.trust.anchors import Trust
 
     try:
-        brought = Trust.load(trust or (), head or (), origin)
+        brought = Trust.load(
+            trust or (), head or (), origin, since=since, allow_open=allow_open, allow_unanchored=allow_unanchored
+        )
         with display.counter("reading", "entries", quiet=as_json) as progress:
-            verdict = verify_run(run, brought, data=data, progress=progress)
+            verdict = verify_run(run, brought, data=data, custody=custody, progress=progress)
     except ReadError as error:
         display.print_unreadable(run, error, as_json=as_json)
         raise typer.Exit(error.exit_code) from error

@@ -20,8 +20,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from auditlog.errors import FormatError, ReadError, StoreError
-from auditlog.trust.verdict import Check, Finding, Verdict
+from auditlog.errors import ReadError
+from auditlog.trust.verdict import Check, Finding, Verdict, unreadable
 
 MAX_FINDINGS = 40
 MAX_ROWS = 200
@@ -56,8 +56,7 @@ def print_verdict(run: Path, verdict: Verdict) -> None:
 
 def print_unreadable(run: Path, error: ReadError, *, as_json: bool) -> None:
     """Print that no verdict could be formed, and why."""
-    code = {FormatError: "E_FORMAT", StoreError: "E_ENGINE"}.get(type(error), "E_IO")
-    finding = Finding(code, str(error), str(run), hint=error.advice())
+    finding = unreadable(run, error)
     if as_json:
         document = {"schema": "gradtrail/verdict", "status": "CANNOT READ", "exit_code": error.exit_code}
         print(json.dumps(document | {"findings": [finding.to_json()]}, indent=2))

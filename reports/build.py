@@ -97,7 +97,7 @@ def build_report(
 
 def _check_signer(signer: Signer, trust: Trust) -> None:
     """Refuse a key that the given trust does not know: its entry would spoil the custody log for that very trust."""
-    if trust.vkeys and signer.vkey not in trust.vkeys:
+    if trust.is_pinned and signer.vkey not in trust.naming([signer.vkey]).vkeys:
         raise UsageError(
             f"the key {signer.vkey.name} is not among the pinned keys, so the report's entry would not verify",
             "Sign with the run's own key, or pin this one as well: --trust KEY.vkey.",

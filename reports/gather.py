@@ -22,6 +22,7 @@ from auditlog.ledger.custody import custody_head, read_custody, read_result
 from auditlog.ledger.reader import RunReader, verify_run
 from auditlog.ledger.sample_use import MAX_NAMED, Fate, Samples, places, sample_use
 from auditlog.trust.anchors import Trust
+from auditlog.trust.sessions import claimed_keys
 from auditlog.trust.verdict import UNANCHORED, Verdict
 from reports.errors import UnverifiedEvidenceError
 from reports.evidence import (
@@ -77,7 +78,7 @@ def gather(run: Path, trust: Trust) -> Evidence:
     acts = read_custody(run)
     head = custody_head(run)
     return Evidence(
-        verification=_verification(verdict, trust),
+        verification=_verification(verdict, trust.naming(claimed_keys(manifest))),
         created_us=manifest.created_us,
         manifest_sha256=sha256(manifest_bytes).hex(),
         vkey=manifest.vkey,
@@ -136,7 +137,7 @@ def _verification(verdict: Verdict, trust: Trust) -> Verification:
         sealed=verdict.sealed,
         abandoned=verdict.abandoned,
         root=verdict.root,
-        trust=trust.describe(),
+        trust=verdict.trust,
         pinned_keys=tuple(str(vkey) for vkey in trust.vkeys),
         kept_heads=tuple(kept),
         checks=tuple(CheckFacts(name=c.name, status=c.status, detail=c.detail) for c in verdict.checks),

@@ -27,6 +27,7 @@ from auditlog.format.notes import Note
 from auditlog.format.records import RECORD, Event, EventKind, record_leaves
 from auditlog.ledger.ledger import RunLedger, StepEntry
 from auditlog.trust.anchors import Trust
+from auditlog.trust.certificates import Certificate, parse_certificate
 from auditlog.trust.keys import Signer
 
 ORIGIN = "bank.example/credit/2026-12"
@@ -196,8 +197,15 @@ class LedgerSimulator:
         """Return what a verifier brings: ``none``, ``key`` (with origin) or ``head`` (a kept head as well)."""
         if level == "none":
             return Trust()
-        kept = (Note.parse(self.kept_heads()[-2].read_bytes()),) if level == "head" else ()
-        return Trust(vkeys=(self.signer.vkey,), heads=kept, origin=self.plan.origin)
+        if level == "key":
+            return Trust(vkeys=(self.signer.vkey,), origin=self.plan.origin)
+        kept = Note.parse(self.kept_heads()[-2].read_bytes())
+        return Trust((self.signer.vkey,), (kept,), self.plan.origin, certificates=self.certificates())
+
+    def certificates(self) -> tuple[Certificate, ...]:
+        """Return the session certificates that were handed over with the heads."""
+        files = sorted((self.auditor / "run").glob("session-*.json"))
+        return tuple(parse_certificate(json.loads(path.read_bytes())) for path in files)
 
     def trust_key_only(self) -> Trust:
         """Return the pinned key and nothing else."""

@@ -47,3 +47,11 @@ def _parse_int(digits: str) -> int | float:
 def finite(value: float) -> float | None:
     """Return ``value``, or ``None`` where it is not finite, as the format writes it."""
     return float(value) if math.isfinite(value) else None
+
+
+def whole(body: dict[str, Any], name: str) -> int:
+    """Return a member that must be a whole number from 0 on; raises ``KeyError`` or ``ValueError`` with its name."""
+    value = body[name]
+    if type(value) is not int or value < 0:
+        raise ValueError(name)
+    return value

@@ -35,12 +35,13 @@ def sketch_commitment(salt: bytes, scale_raw: float, scale_whitened: float, raw:
     return sha256(b"\x11", salt, struct.pack("<ff", scale_raw, scale_whitened), raw, whitened)
 
 
-def gradient_commitment(scale_raw: float, scale_whitened: float, raw: bytes, whitened: bytes) -> bytes:
-    """Return ``SHA-256(0x12 || scales || raw || whitened)`` of a step's consumed gradient.
+def gradient_commitment(salt: bytes, scale_raw: float, scale_whitened: float, raw: bytes, whitened: bytes) -> bytes:
+    """Return ``SHA-256(0x12 || salt || scales || raw || whitened)`` of a step's consumed gradient.
 
-    It belongs to no single sample, so it has no salt.
+    It belongs to no single sample, so it has a salt of its own: without one, whoever knows the step's other samples
+    could try out what an erased one had been.
     """
-    return sha256(b"\x12", struct.pack("<ff", scale_raw, scale_whitened), raw, whitened)
+    return sha256(b"\x12", salt, struct.pack("<ff", scale_raw, scale_whitened), raw, whitened)
 
 
 def document_commitment(salt: bytes, document: bytes) -> bytes:

@@ -23,7 +23,7 @@ from auditlog.format.chain import LogState
 from auditlog.format.notes import LogCheckpoint, Note, NoteSigner, sign_note
 from auditlog.format.records import RECORD, Event, EventKind, record_leaves
 from auditlog.ledger.files import write_once
-from auditlog.ledger.heads import FOLDER, OnHead, deliver, note_name, second_note_name
+from auditlog.ledger.heads import FOLDER, OnHead, deliver, note_name, place_beside, second_note_name
 from auditlog.ledger.store import DATABASE, Store, StoredLog
 from auditlog.ledger.view import refuse
 from auditlog.trust.logview import StoredBatch, StoredEvent
@@ -87,6 +87,7 @@ class Appender:
         self._events: list[StoredEvent] = []
         self._unwritten: list[Note] = []
         self._undelivered: list[Note] = []
+        self._beside: list[tuple[str, bytes]] = []
         self._doubtful = False  # the last transaction failed in a way that may have landed all the same
 
     @classmethod
@@ -154,6 +155,10 @@ class Appender:
         self._events.append(StoredEvent(event, leaf))
         return event
 
+    def hand_over(self, name: str, content: bytes) -> None:
+        """Have a file put beside the heads that a folder receives, at the next flush."""
+        self._beside.append((name, content))
+
     def flush(self, *signers: NoteSigner) -> None:
         """Store what waits, sign a checkpoint over it, write it to ``heads/`` and hand it over.
 
@@ -174,6 +179,9 @@ class Appender:
             note = self._undelivered[0]
             deliver(self._on_head, self._folder, self._name_elsewhere(note), note.to_bytes())
             self._undelivered.pop(0)
+        while self._beside:
+            place_beside(self._on_head, self._folder, *self._beside[0])
+            self._beside.pop(0)
 
     def close(self) -> None:
         """Close the database; entries that were never flushed are not in it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,14 @@ from typing import Any
 from auditlog.errors import FormatError, ReadError, UsageError
 from auditlog.format.canonical import canonical_bytes
 from auditlog.format.commitments import SALT_BYTES, document_commitment
-from auditlog.format.notes import Note
+from auditlog.format.notes import Note, VKey
 from auditlog.format.records import Event, EventKind
 from auditlog.ledger.appender import Appender
 from auditlog.ledger.files import write_once
 from auditlog.ledger.store import DATABASE, StoredLog
 from auditlog.ledger.view import FolderView, final_note, refuse
 from auditlog.trust.anchors import Trust
+from auditlog.trust.erasures import read_erasures
 from auditlog.trust.keys import Signer
 from auditlog.trust.verdict import Check, Finding, Verdict
 from auditlog.trust.verify import verify_custody
@@ -118,12 +120,12 @@ class CustodyLog:
             log.close()
 
 
-def read_custody(run: Path) -> list[Event]:
-    """Return the acts in the custody log, the opening included; empty if there is no custody log.
+def read_custody(run: Path, name: str = FOLDER) -> list[Event]:
+    """Return the acts in the custody log ``run/name``, the opening included; empty if there is no custody log.
 
     Stored, not verified: see ``verify_run``.
     """
-    database = Path(run) / FOLDER / DATABASE
+    database = Path(run) / name / DATABASE
     if not database.exists():
         return []
     with StoredLog(database) as log:
@@ -151,6 +153,9 @@ def read_result(run: Path, name: str) -> dict[str, Any]:
     commitment = _commitments(read_custody(run)).get(file)
     if commitment is None:
         raise ReadError(f"no act in the custody log of {run} names {file}")
+    erasure = read_erasures(read_custody(run)).results.get(file)
+    if erasure is not None:
+        raise ReadError(f"{file} was erased under custody entry {erasure}, because it named an erased sample")
     finding = _check_result(Path(run) / FOLDER, file, *commitment)
     if finding is not None:
         raise (ReadError if finding.code == "E_ERASED" else FormatError)(finding.message)
@@ -158,29 +163,29 @@ def read_result(run: Path, name: str) -> dict[str, Any]:
     return document
 
 
-def verify_custody_folder(run: Path, trust: Trust, run_note: Note) -> Verdict | None:
-    """Verify a run's custody log and the result files it names; ``None`` if there is no custody log.
+def verify_custody_folder(folder: Path, trust: Trust, run_note: Note, *, named: Sequence[VKey] = ()) -> Verdict:
+    """Verify a custody log and the result files it names.
 
     Args:
-        run: The run folder.
+        folder: The run's ``custody/``, or a folder of the same kind that somebody keeps elsewhere.
         trust: Pinned keys; of the kept heads only those of the custody log.
         run_note: The run's final note, which the custody log starts from.
+        named: Keys that the run names; see ``verify_custody``.
 
     Raises:
-        ReadError: If ``custody/`` is there and cannot be read.
+        ReadError: If it cannot be read.
     """
-    folder = Path(run) / FOLDER
-    if not folder.exists():
-        return None
     if not (folder / DATABASE).is_file():
-        raise ReadError(f"{folder / DATABASE} is missing, but {folder} is there")
+        raise ReadError(f"{folder / DATABASE} is missing" + (f", but {folder} is there" if folder.exists() else ""))
     with StoredLog(folder / DATABASE) as log:
         view = FolderView(folder, log, run_note.to_bytes(), None)
-        verdict = verify_custody(view, trust, run_note.to_bytes())
-        commitments = _commitments([stored.event for stored in view.events()])
-    found = [_check_result(folder, file, *commitment) for file, commitment in commitments.items()]
+        verdict = verify_custody(view, trust, run_note.to_bytes(), named=named)
+        events = [stored.event for stored in view.events()]
+    commitments, erased = _commitments(events), read_erasures(events).results
+    found = [_check_result(folder, file, *commitment, erased.get(file)) for file, commitment in commitments.items()]
     findings = tuple(finding for finding in found if finding is not None)
-    check = Check("results", "failed" if findings else "passed", f"{len(commitments)} result files")
+    detail = f"{len(commitments)} result files" + (f", {len(erased)} of them erased" if erased else "")
+    check = Check("results", "failed" if findings else "passed", detail)
     return replace(verdict, findings=verdict.findings + findings, checks=(*verdict.checks, check))
 
 
@@ -205,12 +210,16 @@ def _commitments(events: list[Event]) -> dict[str, tuple[int, str]]:
     return found
 
 
-def _check_result(folder: Path, file: str, seq: int, commitment: str) -> Finding | None:
-    """Compare a result file with its commitment."""
+def _check_result(folder: Path, file: str, seq: int, commitment: str, erasure: int | None = None) -> Finding | None:
+    """Compare a result file with its commitment; one that custody entry ``erasure`` took must be gone."""
     name = file.removeprefix(f"{RESULTS}/").removesuffix(".json")
     path = folder / RESULTS / f"{name}.json"
     if not _NAME.fullmatch(name):
         return Finding("E_EVENT", f"entry {seq} names a result outside {RESULTS}/: {file!r}", seq=seq)
+    if erasure is not None:
+        if not path.exists():
+            return None
+        return Finding("E_ERASED", f"{file} was erased under custody entry {erasure}; it is still there", file, seq)
     try:
         content, salt = path.read_bytes(), path.with_suffix(".salt").read_bytes()
     except FileNotFoundError as error:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from auditlog.errors import FormatError, StoreError, UsageError
-from auditlog.format.notes import LogCheckpoint, Note
+from auditlog.format.notes import LogCheckpoint, Note, VKey
 from auditlog.ledger.files import disk_error, sync_folder, write_once
 from auditlog.trust.checkpoints import LOST
 
@@ -119,10 +119,28 @@ def deliver(on_head: OnHead | None, run: Path, name: str, note: bytes) -> None:
             raise StoreError(f"on_head did not accept {name}: {error}") from error
 
 
+def certificate_name(attempt: int, vkey: VKey) -> str:
+    """Return the file name of a session certificate beside the heads, such as ``session-1.3f09a1c2.json``."""
+    return f"session-{attempt}.{vkey.key_hash.hex()}.json"
+
+
+def place_beside(on_head: OnHead | None, run: Path, name: str, content: bytes) -> None:
+    """Put a file beside the heads that a folder receives; commands and callables take heads and nothing else.
+
+    Raises:
+        StoreError: If the folder does not accept it.
+    """
+    if _is_folder(on_head):
+        write_once(_place(Path(str(on_head)), run) / name, content)
+
+
 def handed_over(on_head: OnHead | None, run: Path) -> dict[str, bytes]:
     """Return the heads that a folder has received from this run by file name; nobody else can be asked."""
-    is_folder = isinstance(on_head, Path) or (isinstance(on_head, str) and not on_head.startswith(COMMAND))
-    return read_notes(_place(Path(str(on_head)), run)) if is_folder else {}
+    return read_notes(_place(Path(str(on_head)), run)) if _is_folder(on_head) else {}
+
+
+def _is_folder(on_head: OnHead | None) -> bool:
+    return isinstance(on_head, Path) or (isinstance(on_head, str) and not on_head.startswith(COMMAND))
 
 
 def _place(folder: Path, run: Path) -> Path:

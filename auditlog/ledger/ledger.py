@@ -23,7 +23,7 @@ from auditlog.format.notes import Note
 from auditlog.format.records import EventKind
 from auditlog.ledger.appender import Appender
 from auditlog.ledger.files import write_once
-from auditlog.ledger.heads import RANKS, OnHead, check_on_head, set_aside
+from auditlog.ledger.heads import RANKS, OnHead, certificate_name, check_on_head, set_aside
 from auditlog.ledger.ranks import insist_ranks
 from auditlog.ledger.resume import Standing, insist_resumable, new_standing, read_standing
 from auditlog.ledger.salts import create_salts
@@ -327,7 +327,9 @@ class RunLedger:
             first_root=self._log.root,
             session_vkey=self._session.vkey,
         )
-        self._log.add_event(EventKind.SESSION, certificate)
+        event = self._log.add_event(EventKind.SESSION, certificate)
+        # Whoever keeps heads can then tell who signed them, whatever becomes of this log.
+        self._log.hand_over(certificate_name(attempt.number, self._session.vkey), event.body)
         self._account.begin(attempt)
 
     def _insist_open(self) -> Signer:

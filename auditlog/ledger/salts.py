@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from auditlog.format.commitments import SALT_BYTES
 from auditlog.ledger.files import disk_error
 
 FILE = "salts.bin"
+STEP_SALTS = "step_salts.bin"
 _CHUNK_ROWS = 1 << 16
 
 
@@ -46,9 +48,11 @@ class Salts:
         run: The run folder.
     """
 
+    file: ClassVar[str] = FILE
+
     def __init__(self, run: Path) -> None:
         self._salts = memoryview(b"")
-        path = run / FILE
+        path = run / self.file
         if path.is_file() and path.stat().st_size >= SALT_BYTES:
             rows = path.stat().st_size // SALT_BYTES
             self._salts = np.memmap(path, np.uint8, mode="r", shape=(rows * SALT_BYTES,)).data
@@ -62,3 +66,56 @@ class Salts:
             return None
         salt = bytes(self._salts[index * SALT_BYTES : (index + 1) * SALT_BYTES])
         return salt if any(salt) else None
+
+
+class StepSalts(Salts):
+    """The salts of steps' stored gradients, by number of the sketch row that a gradient has.
+
+    Args:
+        run: The run folder.
+    """
+
+    file = STEP_SALTS
+
+
+class StepSaltWriter:
+    """Gives each stored gradient a salt of its own. The file has holes where sketch rows belong to samples.
+
+    Args:
+        run: The run folder.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._path = run / STEP_SALTS
+        self._descriptor: int | None = None
+
+    def make(self, number: int) -> bytes:
+        """Write and return a fresh salt for the gradient in sketch row ``number``.
+
+        Raises:
+            StoreError: If the disk refuses.
+        """
+        salt = os.urandom(SALT_BYTES)
+        try:
+            if self._descriptor is None:
+                self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
+            os.pwrite(self._descriptor, salt, SALT_BYTES * number)
+        except OSError as error:
+            raise disk_error(self._path, error) from error
+        return salt
+
+    def sync(self) -> None:
+        """Wait until every salt is on the disk."""
+        if self._descriptor is None:
+            return
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise disk_error(self._path, error) from error
+
+    def close(self) -> None:
+        """Sync and close."""
+        self.sync()
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

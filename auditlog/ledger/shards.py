@@ -212,6 +212,11 @@ def cut_shards(run: Path, width: int, rows: int, *, shard_rows: int = SHARD_ROWS
         raise disk_error(folder, error) from error
 
 
+def header_bytes(width: int) -> int:
+    """Return the length of a shard's header, behind which its rows begin."""
+    return len(_header(width, SHARD_ROWS))
+
+
 def _header(width: int, rows: int) -> bytes:
     """Return the ``.npy`` header; numpy pads it so that its length does not depend on ``rows``."""
     buffer = io.BytesIO()

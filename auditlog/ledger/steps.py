@@ -17,8 +17,8 @@ from auditlog.format.manifest import SketchBlock
 from auditlog.format.records import FORMAT_VERSION, RECORD, canonical_floats
 from auditlog.ledger.appender import now_us
 from auditlog.ledger.salts import FILE as SALTS
-from auditlog.ledger.salts import Salts
-from auditlog.ledger.shards import ShardWriter
+from auditlog.ledger.salts import Salts, StepSaltWriter
+from auditlog.ledger.shards import SHARD_ROWS, ShardWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class StepWriter:
         self._dim = sketch.dim
         self._width = sketch.dim * len(sketch.forms)
         self._shards = ShardWriter(run, self._width, written=written)
-        self._salts = Salts(run)
+        self._salts, self._step_salts = Salts(run), StepSaltWriter(run)
 
     def check(self, entry: StepEntry) -> None:
         """Refuse a step whose parts do not fit together.
@@ -107,7 +107,8 @@ class StepWriter:
         if entry.gradient is None:
             return rows, None
         raw, whitened = float(np.float32(entry.gradient_scales[0])), float(np.float32(entry.gradient_scales[1]))
-        commitment = gradient_commitment(raw, whitened, *self._forms(entry.gradient))
+        salt = self._step_salts.make(int(places.shard[n]) * SHARD_ROWS + int(places.row[n]))
+        commitment = gradient_commitment(salt, raw, whitened, *self._forms(entry.gradient))
         return rows, {
             "shard": int(places.shard[n]),
             "row": int(places.row[n]),
@@ -119,10 +120,12 @@ class StepWriter:
     def sync(self) -> None:
         """Wait until every sketch is on the disk."""
         self._shards.sync()
+        self._step_salts.sync()
 
     def close(self, *, cut: bool) -> None:
         """Sync and close; with ``cut`` the last shard is shortened to the rows it has."""
         self._shards.close(cut=cut)
+        self._step_salts.close()
 
     def _forms(self, sketch: NDArray[np.int8]) -> tuple[bytes, bytes]:
         """Return a row's raw and whitened bytes; the whitened half has no length in a raw-only run."""

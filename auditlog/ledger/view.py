@@ -18,8 +18,8 @@ from auditlog.format.notes import Note
 from auditlog.format.records import Event, EventKind
 from auditlog.ledger import heads
 from auditlog.ledger.columns import Report
-from auditlog.ledger.salts import Salts
-from auditlog.ledger.shards import ShardReader
+from auditlog.ledger.salts import Salts, StepSalts
+from auditlog.ledger.shards import SHARD_ROWS, ShardReader
 from auditlog.ledger.store import StoredLog
 from auditlog.trust.logview import StoredBatch, StoredEvent, StoredRecords
 from auditlog.trust.verdict import Finding
@@ -43,7 +43,7 @@ class FolderView:
         self._manifest = manifest
         self._shards = shards
         self._dim = dim
-        self._salts = Salts(folder)
+        self._salts, self._step_salts = Salts(folder), StepSalts(folder)
 
     @property
     def name(self) -> str:
@@ -90,6 +90,10 @@ class FolderView:
         """Return a stored row as raw and whitened bytes."""
         row = None if self._shards is None else self._shards.row(shard, shard_row)
         return None if row is None else (row[: self._dim].tobytes(), row[self._dim :].tobytes())
+
+    def step_salt(self, shard: int, row: int) -> bytes | None:
+        """Return a stored gradient's salt."""
+        return self._step_salts.salt(shard * SHARD_ROWS + row)
 
     def file_digests(self) -> Mapping[str, str | None]:
         """Return the present SHA-256 of each snapshot file that an event names."""

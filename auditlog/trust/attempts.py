@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from auditlog.errors import FormatError
+from auditlog.format.canonical import whole
 from auditlog.format.records import Event, EventKind
 from auditlog.trust.certificates import FIRST_ATTEMPT
-from auditlog.trust.facts import Facts, LossFact, ResumeFact, whole
+from auditlog.trust.facts import Facts, LossFact, ResumeFact
 from auditlog.trust.verdict import Finding, counted
 
 _NO_END = (1 << 64) - 1  # beyond any step

@@ -1,4 +1,4 @@
-"""Signed log checkpoints against the log: the ones it holds, the files in ``heads/``, and the heads kept elsewhere."""
+"""Signed log checkpoints against the log: the ones it holds, and the files in ``heads/``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from types import MappingProxyType
 from auditlog.errors import FormatError
 from auditlog.format.notes import LogCheckpoint, Note
 from auditlog.trust.losses import AcceptedHeads
-from auditlog.trust.ranks import run_origin
 from auditlog.trust.sessions import Authority, Fault
 from auditlog.trust.verdict import Finding, counted
 from auditlog.trust.walk import Walk
 
 LOST = "lost/"  # below heads/: notes over entries that are gone
 
-_LOST_WAL = (
+LOST_WAL = (
     "After a crash a missing write-ahead log (ledger.duckdb.wal) looks like this too: "
     "look for it, or for a copy of the run, before anything is written."
 )
@@ -111,7 +110,7 @@ def _check_truncation(own: Sequence[StoredCheckpoint], walk: Walk) -> list[Findi
         f"the log ends after {counted(walk.size, 'entry', 'entries')}; {last} commits to {last.size:,}: "
         f"{counted(last.size - walk.size, 'entry', 'entries')} missing"
     )
-    return [Finding("E_TRUNC", message, "tables records and events", walk.size, hint=_LOST_WAL)]
+    return [Finding("E_TRUNC", message, "tables records and events", walk.size, hint=LOST_WAL)]
 
 
 def _check_roots(own: Sequence[StoredCheckpoint], walk: Walk) -> list[Finding]:
@@ -138,64 +137,6 @@ def _check_roots(own: Sequence[StoredCheckpoint], walk: Walk) -> list[Finding]:
         f"what was changed lies in entries {good_size:,} to {first.size - 1:,}{later}"
     )
     return [Finding("E_ROOT", message, f"table checkpoints, row {first.number}", good_size)]
-
-
-def check_kept_heads(
-    heads: Sequence[Note], walk: Walk, origin: str, accepted: AcceptedHeads = MappingProxyType({})
-) -> list[Finding]:
-    """Compare the heads that the verifier kept with the log.
-
-    A run, its custody log and the logs of its ranks are logs of their own; a head of one is not about the others.
-
-    Args:
-        heads: The kept heads.
-        walk: What the pass over the log found.
-        origin: The log's origin.
-        accepted: Heads over entries whose loss the log itself declares.
-    """
-    findings = []
-    for head in heads:
-        kept = head.checkpoint()
-        if kept.origin != origin and run_origin(kept.origin) == run_origin(origin):
-            continue
-        accepted_at = accepted.get((kept.size, kept.root))
-        if kept.origin == origin and accepted_at is not None and kept.root != walk.roots.get(kept.size):
-            message = f"the kept head has {kept.size:,} entries, of which the last were lost"
-            message += f"; the loss was accepted at entry {accepted_at}"
-            findings.append(Finding("E_LOSS_ACCEPTED", message, "kept head", accepted_at))
-        elif kept.origin != origin:
-            findings.append(Finding("E_BIND", f"the kept head is of {kept.origin}, this log is {origin}", "kept head"))
-        elif kept.size > walk.size:
-            message = (
-                f"the kept head has {counted(kept.size, 'entry', 'entries')}, the log has {walk.size:,}: "
-                f"{counted(kept.size - walk.size, 'entry', 'entries')} missing"
-            )
-            findings.append(Finding("E_ROLLBACK", message, "kept head", walk.size, hint=_LOST_WAL))
-        else:
-            findings += _compare_kept(kept, walk)
-    return findings
-
-
-def _compare_kept(kept: LogCheckpoint, walk: Walk) -> list[Finding]:
-    root = walk.roots.get(kept.size)
-    if root is None or kept.root in (root, walk.logged_roots.get(kept.size)):
-        return []  # no root behind a gap, which is reported already
-    if walk.first_bad is not None and walk.first_bad < kept.size:
-        message = f"the kept head of {kept.size:,} entries has another root than the entries as they stand now"
-        return [Finding("E_ROOT", message, "kept head")]
-    message = (
-        f"the log agrees with itself, but not with the kept head of {kept.size:,} entries: "
-        "two different logs were signed under one name"
-    )
-    hint = "Both the kept head and this log carry signatures: keep both, they are the evidence."
-    return [Finding("E_FORK", message, "kept head", hint=hint)]
-
-
-def matching_heads(heads: Sequence[Note], walk: Walk, origin: str) -> list[int]:
-    """Return the sizes of the kept heads that this log contains."""
-    kept = [head.checkpoint() for head in heads]
-    sizes = (k.size for k in kept if k.origin == origin and k.root == walk.roots.get(k.size))
-    return sorted(sizes)
 
 
 def check_head_files(
@@ -250,7 +191,7 @@ def _check_extra_files(extra: Sequence[str], files: Mapping[str, bytes], walk: W
     if beyond:
         size, name = max(beyond)
         message = f"heads/{name} commits to {size:,} entries, the log ends after {walk.size:,}"
-        findings.append(Finding("E_TRUNC", message, f"heads/{name}", walk.size, hint=_LOST_WAL))
+        findings.append(Finding("E_TRUNC", message, f"heads/{name}", walk.size, hint=LOST_WAL))
     if known:
         names = [name for _, name in known]
         message = f"heads/{names[0]}{_and_more(names)} has no row in the checkpoints table"

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditlog.errors import FormatError
-from auditlog.format.canonical import parse_canonical
+from auditlog.format.canonical import parse_canonical, whole
 from auditlog.format.records import FLOAT_FIELDS, FORMAT_VERSION, RECORD, Event, EventKind
+from auditlog.trust.erasures import erasure_of
 from auditlog.trust.lineage import UNKNOWN_SAMPLE, SourceTable
 from auditlog.trust.verdict import Finding, FindingList
 
@@ -203,6 +204,8 @@ class Facts:
                     self.losses.append(parse_loss(event.seq, body))
                 case EventKind.SEAL:
                     self.seals.append(SealFact(event.seq, body))
+                case EventKind.ERASURE:
+                    erasure_of(event)
                 case EventKind.MODEL_CHECKPOINT:
                     for file in body["files"]:
                         self.snapshots.append((event.seq, f"{body['path']}/{file['name']}", str(file["sha256"])))
@@ -225,11 +228,3 @@ def parse_loss(seq: int, body: dict[str, Any]) -> LossFact:
     steps = body["missing_steps"]
     missing = None if steps is None else (whole(steps, "first"), whole(steps, "last"))
     return LossFact(seq, whole(body, "size"), heads, missing)
-
-
-def whole(body: dict[str, Any], name: str) -> int:
-    """Return a member that must be a whole number from 0 on; raises ``KeyError`` or ``ValueError`` with its name."""
-    value = body[name]
-    if type(value) is not int or value < 0:
-        raise ValueError(name)
-    return value

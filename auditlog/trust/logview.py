@@ -80,6 +80,9 @@ class LogView(Protocol):
     def sketch(self, shard: int, shard_row: int) -> tuple[bytes, bytes] | None:
         """Return a stored sketch as (raw bytes, whitened bytes); ``None`` if missing."""
 
+    def step_salt(self, shard: int, row: int) -> bytes | None:
+        """Return the salt of the gradient that a step stored there; ``None`` if erased or missing."""
+
     def file_digests(self) -> Mapping[str, str | None]:
         """Return SHA-256 (hex) of each snapshot file that MODEL_CHECKPOINT events name; ``None`` if missing.
 

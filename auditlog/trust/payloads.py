@@ -14,14 +14,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from auditlog.format.canonical import whole
 from auditlog.format.commitments import gradient_commitment, sample_commitment, sketch_commitment
 from auditlog.format.records import Event
-from auditlog.trust.facts import StepFact, whole
+from auditlog.trust.erasures import NONE, Erasures
+from auditlog.trust.facts import StepFact
 from auditlog.trust.lineage import UNKNOWN_SAMPLE, SourceTable
 from auditlog.trust.logview import LogView
 from auditlog.trust.verdict import Finding, counted, limited
 
 _RESTORE = "Put the file back from a copy; only a signed erasure event could explain why it is gone."
+_FINISH = "It was broken off, or the files were put back from a copy: give the same gradtrail erase command again."
 _MAX_OTHER_SALTS = 64  # salts of other failing samples that are tried on a failing record
 
 
@@ -32,9 +35,19 @@ class Payloads:
         log: Hands over salts and sketches.
         sources: Maps records to samples.
         identities: Gives the 72 identity bytes of a sample from the source data, if the verifier has the data.
+        erasures: What a custody log that is believed says was erased.
     """
 
-    def __init__(self, log: LogView, sources: SourceTable, identities: Callable[[int], bytes] | None = None) -> None:
+    def __init__(
+        self,
+        log: LogView,
+        sources: SourceTable,
+        identities: Callable[[int], bytes] | None = None,
+        erasures: Erasures = NONE,
+    ) -> None:
+        self._erasures = erasures
+        self._kept: dict[int, list[int]] = defaultdict(list)  # custody entry -> seqs of what should be gone
+        self.erased = 0
         self._log = log
         self._sources = sources
         self._identities = identities
@@ -60,6 +73,10 @@ class Payloads:
         seq = int(row["seq"])
         salt = self._log.salt(sample)
         sketch = self._log.sketch(int(row["shard"]), int(row["shard_row"]))
+        erasure = self._erasures.samples.get((int(row["source_id"]), int(row["row"])))
+        if erasure is not None:
+            self._see_erased(erasure, seq, salt is not None or (sketch is not None and is_there(sketch)))
+            return
         if salt is None:
             self._missing_salts[sample].append(seq)
         if sketch is None:
@@ -72,6 +89,21 @@ class Payloads:
                 self._wrong.append((sample, row.copy()))
         if self._identities is not None:
             self._check_identity(row, sample, salt, self._identities)
+
+    def _see_erased(self, erasure: int, seq: int, is_left: bool) -> None:
+        if is_left:
+            self._kept[erasure].append(seq)
+        else:
+            self.erased += 1
+
+    def describe(self) -> str:
+        """Say what was compared, and what was not because it was erased."""
+        opened = f"{self.opened:,} stored sketches were compared with their commitments"
+        if not self.erased:
+            return opened
+        entries = sorted(set(self._erasures.samples.values()))
+        named = ("custody entry " if len(entries) == 1 else "custody entries ") + ", ".join(map(str, entries))
+        return f"{opened}; {counted(self.erased, 'sketch', 'sketches')} and their salts were erased under {named}"
 
     def _check_identity(self, row: np.void, sample: int, salt: bytes, identities: Callable[[int], bytes]) -> None:
         if sample_commitment(salt, identities(sample)) != row["sample_commit"].tobytes():
@@ -152,12 +184,18 @@ class Payloads:
                 f"sample {sample}: its salt is gone without an erasure event ({len(seqs)} records, first {seqs[0]})"
             )
             findings.append(Finding("E_ERASED", message, "salts.bin", seqs[0]))
+        for erasure, seqs in sorted(self._kept.items()):
+            message = (
+                f"custody entry {erasure} says that a sample was erased, and it is still there "
+                f"({counted(len(seqs), 'record')}, first {seqs[0]})"
+            )
+            findings.append(Finding("E_ERASED", message, "salts.bin, sketches/", seqs[0], hint=_FINISH))
         return limited(findings)
 
 
-def check_gradients(steps: Sequence[StepFact], log: LogView) -> list[Finding]:
-    """Open the commitment of each step's consumed gradient."""
-    findings = []
+def check_gradients(steps: Sequence[StepFact], log: LogView, erasures: Erasures = NONE) -> list[Finding]:
+    """Open the commitment of each step's consumed gradient, but for those that an erasure took with it."""
+    findings: list[Finding] = []
     missing: dict[int, list[StepFact]] = defaultdict(list)  # by shard
     for fact in steps:
         gradient = fact.gradient
@@ -165,10 +203,16 @@ def check_gradients(steps: Sequence[StepFact], log: LogView) -> list[Finding]:
             continue
         what = f"step {fact.step} (event {fact.seq})"
         try:
-            sketch = log.sketch(whole(gradient, "shard"), whole(gradient, "row"))
-            if sketch is None:
+            place = whole(gradient, "shard"), whole(gradient, "row")
+            sketch, salt = log.sketch(*place), log.step_salt(*place)
+            erasure = erasures.gradients.get((fact.attempt, fact.step))
+            if erasure is not None:
+                if salt is not None or (sketch is not None and is_there(sketch)):
+                    message = f"{what}: custody entry {erasure} says that its gradient was erased; it is still there"
+                    findings.append(Finding("E_ERASED", message, "sketches/", fact.seq, hint=_FINISH))
+            elif sketch is None or salt is None:
                 missing[gradient["shard"]].append(fact)
-            elif _gradient_commitment(gradient, sketch) != gradient["commitment"]:
+            elif _gradient_commitment(salt, gradient, sketch) != gradient["commitment"]:
                 message = f"{what}: the stored sketch of its consumed gradient is not the committed one"
                 where = f"sketches/{gradient['shard']:06d}.npy row {gradient['row']}"
                 findings.append(Finding("E_PAYLOAD", message, where, fact.seq))
@@ -177,16 +221,23 @@ def check_gradients(steps: Sequence[StepFact], log: LogView) -> list[Finding]:
             findings.append(Finding("E_EVENT", message, "table events", fact.seq))
     for shard, facts in sorted(missing.items()):
         count = counted(len(facts), "sketch", "sketches")
-        message = f"shard {shard}: {count} of consumed gradients missing, first that of step {facts[0].step}"
+        message = (
+            f"shard {shard}: {count} of consumed gradients, or their salts, missing, first that of step {facts[0].step}"
+        )
         findings.append(Finding("E_ERASED", message, f"sketches/{shard:06d}.npy", facts[0].seq, hint=_RESTORE))
     return limited(findings)
+
+
+def is_there(sketch: tuple[bytes, bytes]) -> bool:
+    """Tell whether a stored row holds anything but zeros."""
+    return any(half.strip(b"\0") for half in sketch)
 
 
 def _commitment(row: np.void, salt: bytes, sketch: tuple[bytes, bytes]) -> bytes:
     return sketch_commitment(salt, float(row["scale_raw"]), float(row["scale_whitened"]), *sketch)
 
 
-def _gradient_commitment(gradient: dict[str, Any], sketch: tuple[bytes, bytes]) -> str:
+def _gradient_commitment(salt: bytes, gradient: dict[str, Any], sketch: tuple[bytes, bytes]) -> str:
     # A scale that is not finite stands as null in the event and as NaN in the commitment.
     raw, whitened = (math.nan if gradient[n] is None else gradient[n] for n in ("scale_raw", "scale_whitened"))
-    return gradient_commitment(raw, whitened, *sketch).hex()
+    return gradient_commitment(salt, raw, whitened, *sketch).hex()

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from auditlog.format.canonical import whole
 from auditlog.format.manifest import RunManifest
 from auditlog.format.notes import LogCheckpoint
-from auditlog.trust.facts import whole
 from auditlog.trust.verdict import Finding
 
 CUSTODY_SUFFIX = "/custody"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from auditlog.trust.attempts import Attempt, is_live
 from auditlog.trust.checkpoints import StoredCheckpoint
@@ -22,6 +22,12 @@ class Ending:
     abandoned: bool
     findings: list[Finding] = field(default_factory=list)
 
+    def describe(self) -> str:
+        """Say in words how the log ends, if nothing is wrong with it."""
+        if not self.sealed:
+            return "open, which was allowed"
+        return "abandoned and closed later" if self.abandoned else "finished and sealed"
+
 
 def check_ending(
     facts: Facts,
@@ -29,6 +35,8 @@ def check_ending(
     long_lived_sizes: Collection[int],
     walk: Walk,
     attempts: Sequence[Attempt],
+    *,
+    allow_open: bool = False,
 ) -> Ending:
     """Look for the seal: a SEAL event as the last entry, under a log checkpoint that the long-lived key signed.
 
@@ -38,18 +46,24 @@ def check_ending(
         long_lived_sizes: Sizes that the long-lived key signed.
         walk: What the pass over the log found.
         attempts: Those that say from where they went on.
+        allow_open: Whether the run may still be going on. An empty log, one that nobody signed, or a seal without
+            its signature is not excused by that.
     """
     sizes = {checkpoint.size for checkpoint in stored}
     covered = max((size for size in sizes if size <= walk.size), default=0)
     seal = next((seal for seal in facts.seals if seal.seq + 1 in sizes), None)
     if seal is None:
-        return Ending(False, False, [_unsealed(facts, walk, covered), *_tail_note(walk, covered)])
+        finding = _unsealed(facts, walk, covered)
+        if allow_open and covered and not facts.seals:
+            finding = replace(finding, code="N_OPEN", level="note")
+        return Ending(False, False, [finding, *_tail_note(walk, covered)])
     findings = []
     if walk.size > seal.seq + 1:
         findings.append(_orphans(seal.seq + 1, walk.size, f"the seal (entry {seal.seq})"))
     is_signed = seal.seq + 1 in long_lived_sizes
     if not is_signed:
-        message = f"the seal (log checkpoint of size {seal.seq + 1:,}) does not carry the long-lived key's signature"
+        message = f"the seal (log checkpoint of size {seal.seq + 1:,}) does not carry a long-lived key's signature"
+        message += " that could be checked"
         findings.append(Finding("E_UNSEALED", message, "table checkpoints"))
     findings += _check_counts(seal, facts, attempts)
     return Ending(is_signed, seal.abandoned, findings)

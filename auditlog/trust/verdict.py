@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from auditlog.errors import FormatError, ReadError, StoreError
+
 UNREADABLE, INTEGRITY, INCOMPLETE, AUTHENTICITY, UNANCHORED = 3, 4, 5, 6, 7
 PRECEDENCE = (UNREADABLE, AUTHENTICITY, INTEGRITY, INCOMPLETE, UNANCHORED)
 
@@ -43,6 +45,7 @@ CODES: dict[str, int] = {
     "E_KEY": AUTHENTICITY,
     "E_KEYREV": AUTHENTICITY,
     "E_BIND": AUTHENTICITY,
+    "E_HEAD": AUTHENTICITY,
     "E_FORK": AUTHENTICITY,
     "E_TSA": AUTHENTICITY,
     "E_TIME": AUTHENTICITY,
@@ -123,6 +126,12 @@ class FindingList:
             for (code, level), number in self._more.items()
         ]
         return [*self._listed, *rest]
+
+
+def unreadable(what: object, error: ReadError) -> Finding:
+    """Return the finding that ``what`` could not be read. It says nothing about the content."""
+    code = {FormatError: "E_FORMAT", StoreError: "E_ENGINE"}.get(type(error), "E_IO")
+    return Finding(code, str(error), str(what), hint=error.advice())
 
 
 def limited(findings: Iterable[Finding]) -> list[Finding]:

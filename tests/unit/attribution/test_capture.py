@@ -332,9 +332,7 @@ def test_an_omitted_module_fails_conservation(monkeypatch: pytest.MonkeyPatch) -
     skipped = rig.layout.maps[rig.tracking.formulas[3].parameters["weight"]]
     right = SignFold.add_products
 
-    def wrong(
-        self: SignFold, sums: torch.Tensor, values: torch.Tensor, factors: torch.Tensor, start: int = 0
-    ) -> None:
+    def wrong(self: SignFold, sums: torch.Tensor, values: torch.Tensor, factors: torch.Tensor, start: int = 0) -> None:
         if not (self is skipped and len(values) > 1):
             right(self, sums, values, factors, start)
 

@@ -16,6 +16,7 @@ import numpy as np
 from auditlog.format.canonical import canonical_bytes
 from auditlog.format.chain import LogState
 from auditlog.format.commitments import (
+    SALT_BYTES,
     gradient_commitment,
     sample_commitment,
     sample_identity,
@@ -62,6 +63,7 @@ class MemoryLog:
     head_files: dict[str, bytes]
     salts: dict[int, bytes] = field(default_factory=dict)
     sketches: dict[tuple[int, int], tuple[bytes, bytes]] = field(default_factory=dict)
+    step_salts: dict[tuple[int, int], bytes] = field(default_factory=dict)
     digests: dict[str, str | None] = field(default_factory=dict)
     opener_findings: list[Finding] = field(default_factory=list)
     chunk: int = 100
@@ -99,6 +101,9 @@ class MemoryLog:
 
     def sketch(self, shard: int, shard_row: int) -> tuple[bytes, bytes] | None:
         return self.sketches.get((shard, shard_row))
+
+    def step_salt(self, shard: int, row: int) -> bytes | None:
+        return self.step_salts.get((shard, row))
 
     def file_digests(self) -> Mapping[str, str | None]:
         return self.digests
@@ -384,7 +389,9 @@ class Builder:
     def _gradient(self) -> dict[str, Any]:
         scale = float(np.float32(self.random.random()))
         place = {"shard": 0, "row": self.shard_row}
-        commitment = gradient_commitment(scale, 0.0, *self._sketch())
+        salt = self.random.bytes(SALT_BYTES)
+        self.log.step_salts[0, self.shard_row] = salt
+        commitment = gradient_commitment(salt, scale, 0.0, *self._sketch())
         return place | {"scale_raw": scale, "scale_whitened": 0, "commitment": commitment.hex()}
 
     def snapshot(self, step: int) -> None:

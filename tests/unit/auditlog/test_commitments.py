@@ -33,7 +33,7 @@ def test_a_sample_commitment_binds_file_row_and_content(source: bytes, row: int,
 def test_sketch_and_gradient_commitments(salt: bytes, raw: float, whitened: float, a: bytes, b: bytes) -> None:
     body = struct.pack("<f", raw) + struct.pack("<f", whitened) + a + b
     assert sketch_commitment(salt, raw, whitened, a, b) == hashlib.sha256(b"\x11" + salt + body).digest()
-    assert gradient_commitment(raw, whitened, a, b) == hashlib.sha256(b"\x12" + body).digest()
+    assert gradient_commitment(salt, raw, whitened, a, b) == hashlib.sha256(b"\x12" + salt + body).digest()
 
 
 @given(digests, st.binary(max_size=40))
@@ -48,4 +48,5 @@ def test_another_salt_hides_the_same_sample() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, float("nan")])
 def test_a_nan_scale_has_one_bit_pattern(value: float) -> None:
-    assert gradient_commitment(value, 0, b"", b"") == hashlib.sha256(b"\x12\x00\x00\xc0\x7f" + bytes(4)).digest()
+    expected = hashlib.sha256(b"\x12" + b"s" * 32 + b"\x00\x00\xc0\x7f" + bytes(4)).digest()
+    assert gradient_commitment(b"s" * 32, value, 0, b"", b"") == expected

@@ -17,6 +17,7 @@ from auditlog.ledger import ledger as ledger_module
 from auditlog.ledger.ledger import RunLedger
 from auditlog.ledger.reader import RunReader, verify_run
 from auditlog.ledger.salts import Salts
+from auditlog.ledger.shards import SHARD_ROWS
 from auditlog.ledger.steps import StepWriter
 from auditlog.ledger.store import Store
 from auditlog.trust.keys import Signer
@@ -55,7 +56,9 @@ def test_a_step_becomes_its_records_and_one_event_that_commit_to_what_was_handed
         assert entry.gradient is not None
         raw, whitened = entry.gradient[: plan.dim].tobytes(), entry.gradient[plan.dim :].tobytes()
         block = body["gradient"]
-        expected = gradient_commitment(block["scale_raw"], block["scale_whitened"], raw, whitened)
+        number = SHARD_ROWS * block["shard"] + block["row"]
+        salt = (sim.run / "step_salts.bin").read_bytes()[32 * number : 32 * number + 32]
+        expected = gradient_commitment(salt, block["scale_raw"], block["scale_whitened"], raw, whitened)
         assert block["commitment"] == expected.hex()
 
 
@@ -159,7 +162,7 @@ def test_only_the_seal_carries_the_long_lived_key_beside_the_session_key(tmp_pat
 def test_a_sealed_run_is_self_contained(tmp_path: Path) -> None:
     sim = LedgerSimulator(tmp_path / "one").write()
     names = {path.name for path in sim.run.iterdir()}
-    assert names == {"manifest.json", "ledger.duckdb", "heads", "sketches", "salts.bin", "snapshots"}
+    assert names == {"manifest.json", "ledger.duckdb", "heads", "sketches", "salts.bin", "step_salts.bin", "snapshots"}
     shard = np.load(sim.run / "sketches/000000.npy")
     assert shard.shape == (24 * 9, 32)  # cut to the true row count
 

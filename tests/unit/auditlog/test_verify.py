@@ -31,6 +31,7 @@ from auditlog.format.manifest import RunManifest
 from auditlog.format.notes import LogCheckpoint, Note, Signature, sign_note
 from auditlog.format.records import RECORD, EventKind, record_leaves
 from auditlog.trust.anchors import Trust
+from auditlog.trust.certificates import Certificate, parse_certificate
 from auditlog.trust.checkpoints import head_name
 from auditlog.trust.keys import Signer
 from auditlog.trust.logview import StoredEvent
@@ -58,8 +59,13 @@ def trusts() -> dict[str, Trust]:
     return {
         "none": Trust(),
         "key": Trust((SIGNER.vkey,), origin=ORIGIN),
-        "head": Trust((SIGNER.vkey,), (BUILT.kept_head,), ORIGIN),
+        "head": Trust((SIGNER.vkey,), (BUILT.kept_head,), ORIGIN, certificates=(certificate_of(BUILT.log),)),
     }
+
+
+def certificate_of(log: MemoryLog) -> Certificate:
+    """Return the first session certificate, as somebody keeps it who is handed heads."""
+    return parse_certificate(log.stored_events[0].event.json())
 
 
 def verify(log: MemoryLog, trust: str = "head") -> Verdict:
@@ -677,7 +683,7 @@ def run_with_loss(size: int = -1, **change: Any) -> tuple[Builder, Note]:
         each.sign(each.session)
     lost.step(2)
     lost.step(3)
-    head = lost.sign(lost.session)
+    head = lost.sign(builder.session)  # the one session of both, until the second half was lost
     builder.open_session()
     statement = head.checkpoint()
     left = builder.state.size - 1
@@ -725,7 +731,8 @@ def test_a_head_of_entries_that_are_still_there_is_never_a_loss() -> None:
     kept = other.sign(other.session)
     heads = [{"size": kept.checkpoint().size, "root": kept.checkpoint().root.hex()}]
     builder, _ = run_with_loss(heads=heads)
-    assert "E_FORK" in codes(verify_log(builder.log, Trust((SIGNER.vkey,), (kept,), ORIGIN)))
+    trust = Trust((SIGNER.vkey,), (kept,), ORIGIN, certificates=(certificate_of(other.log),))
+    assert "E_FORK" in codes(verify_log(builder.log, trust))
 
 
 def test_a_session_key_outside_its_range_is_not_believed() -> None:
