@@ -28,6 +28,7 @@ from attribution.sketch.layout import SketchLayout
 from attribution.training.snapshot import load_trainable
 from auditlog.errors import ReadError
 from auditlog.format.records import EventKind
+from auditlog.ledger.erase import count_erased
 from auditlog.ledger.reader import RunReader
 
 FINAL = "snapshots/final"
@@ -151,7 +152,8 @@ def ask(
         manifest.data.rows,
     )
     superseded = sum(len(rank.records()) for rank in reader.ranks) - len(records)
-    facts = RunFacts(manifest, records, len(others), estimators.unmeasured(steps), superseded)
+    erased = count_erased(reader, records)
+    facts = RunFacts(manifest, records, len(others), estimators.unmeasured(steps), superseded, erased)
     return build_result(facts, question, answers[0], scores, preview)
 
 

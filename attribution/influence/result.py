@@ -52,6 +52,7 @@ class RunFacts:
         others: Other cases given, used or not.
         unmeasured_steps: Steps whose clip factor was not finite; their records count as zero.
         superseded: Records of steps that training later went back behind.
+        erased: Records whose sketches were erased; they count as zero.
     """
 
     manifest: RunManifest
@@ -59,6 +60,7 @@ class RunFacts:
     others: int
     unmeasured_steps: int
     superseded: int = 0
+    erased: int = 0
 
 
 # Records whose sketch is not quite what a score takes it for; they are scored, and this is said.
@@ -160,6 +162,9 @@ def _gaps(facts: RunFacts) -> tuple[str, ...]:
     counts = {
         "steps had no finite clip factor; their records count as zero": facts.unmeasured_steps,
         "records are left out: training went back behind their steps and took others": facts.superseded,
+        "records are of samples that were erased from the run; what they taught the model is not in the scores": (
+            facts.erased
+        ),
     }
     counts |= {
         f"records {what}": int(np.count_nonzero(facts.records["flags"] & flag)) for flag, what in _DOUBTFUL.items()

@@ -37,8 +37,9 @@ class LogState:
 
     def extend(self, leaves: Iterable[bytes]) -> None:
         """Take in leaf hashes in order."""
-        for leaf in leaves:
-            self.append(leaf)
+        added = list(leaves)
+        self.chain = chain_after(self.chain, added)
+        self._tree.extend(added)
 
     def root(self) -> bytes:
         """Return the Merkle root over all entries so far."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from auditlog.errors import DataError, UsageError
 from auditlog.format.commitments import SALT_BYTES
@@ -216,3 +217,10 @@ def _remove(path: Path) -> None:
         sync_folder(path.parent)
     except OSError as error:
         raise disk_error(path, error) from error
+
+
+def count_erased(reader: RunReader, records: NDArray[np.void]) -> int:
+    """Return how many of these records are of samples that the custody log says were erased. Stored, not verified."""
+    samples = read_erasures(read_custody(reader.path)).samples
+    places = zip(records["source_id"].tolist(), records["row"].tolist(), strict=True) if samples else ()
+    return sum(place in samples for place in places)

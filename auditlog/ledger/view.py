@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from auditlog.errors import FormatError
 from auditlog.format.manifest import RunManifest
@@ -44,6 +44,13 @@ class FolderView:
         self._shards = shards
         self._dim = dim
         self._salts, self._step_salts = Salts(folder), StepSalts(folder)
+        self._cells, self._looked_at = _Cells(), set[str]()
+        self._tables: dict[str, Callable[[], Iterable[Any]]] = {
+            "records": self.records,
+            "events": self.events,
+            "batches": self.batches,
+            "checkpoints": self.checkpoints,
+        }
 
     @property
     def name(self) -> str:
@@ -60,23 +67,27 @@ class FolderView:
 
     def findings(self) -> Sequence[Finding]:
         """Return schema and encoding findings."""
-        return [*self._log.catalogue(), *self._odd_cells]
+        for table, read in self._tables.items():
+            if table not in self._looked_at:
+                for _ in read():
+                    pass
+        return [*self._log.catalogue(), *self._cells.findings()]
 
     def records(self) -> Iterator[StoredRecords]:
         """Yield the records in ``seq`` order."""
-        return self._log.records(_ignore)
+        return self._log.records(self._look_at("records", "entry"))
 
     def events(self) -> Iterator[StoredEvent]:
         """Yield the events in ``seq`` order."""
-        return self._log.events(_ignore)
+        return self._log.events(self._look_at("events", "entry"))
 
     def batches(self) -> Sequence[StoredBatch]:
         """Return the batch headers in table order."""
-        return self._log.batches(_ignore)
+        return self._log.batches(self._look_at("batches", "row"))
 
     def checkpoints(self) -> Sequence[tuple[int, bytes]]:
         """Return ``(size, note)`` in table order."""
-        return self._log.notes(_ignore)
+        return self._log.notes(self._look_at("checkpoints", "row"))
 
     def heads(self) -> Mapping[str, bytes]:
         """Return the files in ``heads/``."""
@@ -105,17 +116,12 @@ class FolderView:
                 digests.setdefault(name, _digest_inside(self._folder, name))
         return digests
 
-    @cached_property
-    def _odd_cells(self) -> list[Finding]:
-        """Read every cell once and return those that have no place in the format."""
-        cells = _Cells()
-        for _ in self._log.records(cells.reporter("records", "entry")):
-            pass
-        for _ in self._log.events(cells.reporter("events", "entry")):
-            pass
-        self._log.batches(cells.reporter("batches", "row"))
-        self._log.notes(cells.reporter("checkpoints", "row"))
-        return cells.findings()
+    def _look_at(self, table: str, unit: str) -> Report:
+        """Return what takes a table's odd cells: they are gathered when it is read for the first time."""
+        if table in self._looked_at:
+            return _ignore
+        self._looked_at.add(table)
+        return self._cells.reporter(table, unit)
 
 
 class _Cells:
@@ -158,7 +164,7 @@ def refuse(column: str, number: int, what: str) -> None:
 
 
 def _ignore(column: str, number: int, what: str) -> None:
-    """Odd cells are gathered by ``_odd_cells``."""
+    """A table that is read again has the odd cells it had."""
 
 
 def _snapshot_names(event: Event) -> list[str]:

@@ -19,7 +19,7 @@ from auditlog.format.merkle import Frontier
 from auditlog.format.records import Event, EventKind, record_leaves
 from auditlog.trust.batches import Block, blocks
 from auditlog.trust.lineage import SourceTable, changed_field
-from auditlog.trust.logview import LogView, StoredBatch
+from auditlog.trust.logview import LogView, StoredBatch, StoredRecords
 from auditlog.trust.verdict import Finding, FindingList, counted
 
 _MAX_DIAGNOSED = 50  # edited rows for which the changed field is searched
@@ -96,47 +96,60 @@ def walk_entries(
         progress: Called now and then with the number of entries read.
     """
     walker = _Walker(log, sizes, covered, sources)
-    for seq, leaf, stored, wants_root in _entries(log, observers, walker, session_kind):
-        walker.take(seq, leaf, stored, wants_root)
-        if progress is not None and not seq & 0x3FFF:
+    events = _Events(log, observers, walker, session_kind)
+    for chunk in log.records():
+        for observer in observers:
+            observer.see_records(chunk.rows)
+        _take_records(chunk, events, walker)
+        if progress is not None:
             progress(walker.position)
+    events.take_before(None)
     walker.finish()
     if progress is not None:
         progress(walker.position)
     return walker.walk
 
 
-def _entries(
-    log: LogView, observers: Sequence[Observer], walker: _Walker, session_kind: int | None
-) -> Iterator[tuple[int, bytes, bytes, bool]]:
-    """Yield (seq, leaf of the row, stored leaf, whether a session starts here), records and events in one order."""
-    events = log.events()
-    upcoming = next(events, None)
+class _Events:
+    """The events of a log, which are taken where they stand between the records."""
 
-    def pass_event() -> tuple[int, bytes, bytes, bool]:
-        nonlocal upcoming
-        assert upcoming is not None
-        event, stored = upcoming.event, upcoming.leaf
-        upcoming = next(events, None)
-        for observer in observers:
-            observer.see_event(event)
-        leaf = event.leaf()
-        if leaf != stored:
-            walker.alter_event(event)
-        return event.seq, leaf, stored, event.kind == session_kind
+    def __init__(self, log: LogView, observers: Sequence[Observer], walker: _Walker, session_kind: int | None) -> None:
+        self._events, self._observers = log.events(), observers
+        self._walker, self._session_kind = walker, session_kind
+        self.upcoming = next(self._events, None)
 
-    for chunk in log.records():
-        for observer in observers:
-            observer.see_records(chunk.rows)
-        sequence = chunk.rows["seq"].tolist()
-        for i, (seq, leaf, stored) in enumerate(zip(sequence, record_leaves(chunk.rows), chunk.leaves, strict=True)):
-            while upcoming is not None and upcoming.event.seq < seq:
-                yield pass_event()
+    def take_before(self, seq: int | None) -> None:
+        """Take the events that stand before an entry, or all that are left."""
+        while self.upcoming is not None and (seq is None or self.upcoming.event.seq < seq):
+            event, stored = self.upcoming.event, self.upcoming.leaf
+            self.upcoming = next(self._events, None)
+            for observer in self._observers:
+                observer.see_event(event)
+            leaf = event.leaf()
             if leaf != stored:
-                walker.alter_record(chunk.rows, i, stored)
-            yield seq, leaf, stored, False
-    while upcoming is not None:
-        yield pass_event()
+                self._walker.alter_event(event)
+            self._walker.take(event.seq, leaf, stored, event.kind == self._session_kind)
+
+
+def _take_records(chunk: StoredRecords, events: _Events, walker: _Walker) -> None:
+    """Take a stretch of records and the events between them; where nothing is odd, run by run."""
+    sequence = chunk.rows["seq"].astype(np.int64)
+    leaves, kept = record_leaves(chunk.rows), list(chunk.leaves)
+    starts = [0, *(np.flatnonzero(np.diff(sequence) != 1) + 1).tolist()] if len(sequence) else []
+    for start, end in zip(starts, [*starts[1:], len(sequence)], strict=True):
+        first = int(sequence[start])
+        events.take_before(first)
+        upcoming = events.upcoming
+        is_alone = upcoming is None or upcoming.event.seq >= first + end - start
+        run = leaves[start:end]
+        if is_alone and first == walker.position and run == kept[start:end]:
+            walker.take_run(run)
+            continue
+        for i in range(start, end):
+            events.take_before(int(sequence[i]))
+            if leaves[i] != kept[i]:
+                walker.alter_record(chunk.rows, i, kept[i])
+            walker.take(int(sequence[i]), leaves[i], kept[i], wants_root=False)
 
 
 class _Walker:
@@ -188,6 +201,17 @@ class _Walker:
     def _alter(self, altered: _Altered) -> None:
         self._altered.append(altered)
         self.walk.altered.add(altered.seq)
+
+    def take_run(self, leaves: list[bytes]) -> None:
+        """Take the next entries, whose rows give the hashes stored beside them."""
+        while leaves:
+            room = self._block.end - self.position
+            part, leaves = leaves[:room], leaves[room:]
+            self._leaves += part
+            self._stored += part
+            self.position += len(part)
+            if self.position >= self._block.end:
+                self._close_block()
 
     def take(self, seq: int, leaf: bytes, stored: bytes, wants_root: bool) -> None:
         """Take the next entry."""

@@ -29,7 +29,10 @@ def run_without(heavy: tuple[str, ...], *arguments: str) -> subprocess.Completed
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("command", ["", "verify", "show", "seal", "keygen", "query", "report", "demo", "obligations"])
+OF_THE_LOG = ("verify", "show", "seal", "keygen", "export", "prove", "erase")
+
+
+@pytest.mark.parametrize("command", ["", *OF_THE_LOG, "query", "report", "demo", "obligations"])
 def test_help_of_every_command_works_on_an_auditors_machine(command: str) -> None:
     done = run_without(HEAVY, *filter(None, [command, "--help"]))
     assert done.returncode == 0, done.stderr

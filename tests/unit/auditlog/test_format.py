@@ -102,7 +102,7 @@ def example() -> dict[str, str]:
 
 
 def test_the_worked_example_holds() -> None:
-    block = FORMAT.split("## 12. Worked example")[1].split("```")[1]
+    block = FORMAT.split("## 16. Worked example")[1].split("```")[1]
     assert dict(re.findall(r"^(.+?) += (.+)$", block, re.MULTILINE)) == example()
 
 

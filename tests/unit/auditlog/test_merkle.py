@@ -120,3 +120,14 @@ def test_proofs_of_leaves_that_do_not_exist_are_refused() -> None:
     assert not verify_inclusion(LEAVES[0], 8, 8, [], ROOTS[8])
     assert not verify_inclusion(LEAVES[0], -1, 8, [], ROOTS[8])
     assert not verify_consistency(8, ROOTS[8], 7, ROOTS[7], [])
+
+
+@given(st.lists(st.integers(0, 40), max_size=8))
+def test_leaves_added_many_at_a_time_give_the_tree_of_one_at_a_time(stretches: list[int]) -> None:
+    many, single = Frontier(), Frontier()
+    for number, count in enumerate(stretches):
+        leaves = [hashlib.sha256(bytes([number, i])).digest() for i in range(count)]
+        many.extend(leaves)
+        for leaf in leaves:
+            single.append(leaf)
+        assert (many.size, many.root(), many.copy().root()) == (single.size, single.root(), single.root())
