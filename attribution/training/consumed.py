@@ -65,4 +65,5 @@ def _norm(tensors: list[Tensor]) -> float:
     """Return the norm of all tensors as one vector."""
     if not tensors:
         return 0.0
-    return float(torch.stack(torch._foreach_norm(tensors, 2.0, dtype=torch.float32)).norm())
+    single = [t if t.dtype is torch.float32 else t.float() for t in tensors]
+    return float(torch.stack(torch._foreach_norm(single)).norm())

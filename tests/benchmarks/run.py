@@ -48,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(width=None if sys.stdout.isatty() else 140)
     results = kept(RESULTS, options.only)
     RESULTS.unlink(missing_ok=True)
+    if results:  # the other groups' figures, so that a run that is broken off loses none of them
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     for group in options.only:
         console.print(f"measuring {group} …")
         results = joined(results, group, *measured_apart(group, options.device, is_quick=options.quick))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -259,8 +260,9 @@ class TestMemory:
         workload = workloads.pythia_lora(tmp_path / "data", 2, 8, "tiny")
         block = workload.model.get_base_model().gpt_neox.layers[1]  # type: ignore[operator]
 
-        def hold(*seen: Any) -> None:
-            torch.ones(64 * self.MB // 4)
+        def hold(*seen: Any) -> None:  # not by malloc, which may have that much left over from another test
+            with mmap.mmap(-1, 64 * self.MB) as held:
+                held.write(b"1" * self.MB * 64)
 
         def step() -> None:
             workload.model(**workloads.without_ids(workload.batches[0])).loss.backward()
