@@ -45,6 +45,7 @@ def erase(
     from auditlog.errors import UsageError
     from auditlog.ledger.erase import erase as erase_samples
     from auditlog.trust.keys import Signer
+    from auditlog.trust.verdict import counted
 
     if not yes:
         if not sys.stdin.isatty():
@@ -55,8 +56,10 @@ def erase(
     if as_json:
         typer.echo(json.dumps(asdict(erased), indent=2))
         return
-    typer.echo(f"erased   {erased.samples} samples: their salts and the sketches of {erased.records} uses")
-    typer.echo(f"         the stored gradients of {erased.gradients} steps, which would give them away")
+    typer.echo(
+        f"erased   {counted(erased.samples, 'sample')}: salts, and the sketches of {counted(erased.records, 'use')}"
+    )
+    typer.echo(f"         stored gradients of {counted(erased.gradients, 'step')}, which would give them away")
     for name in erased.results:
         typer.echo(f"         custody/{clean(name)}, which named them")
     typer.echo(f"logged   custody entry {erased.event}")

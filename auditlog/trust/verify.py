@@ -126,7 +126,9 @@ def verify_log(
         report.skip("sketches", "not asked for", "whether sketches and salts are those that were committed")
     else:
         gradients = [fact for fact in facts.steps if fact.gradient is not None and fact.seq not in walk.altered]
-        compared = f"{len(gradients):,} stored gradients were compared with their commitments"
+        gone = sum((fact.attempt, fact.step) in erasures.gradients for fact in gradients)
+        compared = f"{len(gradients) - gone:,} stored gradients were compared with their commitments"
+        compared += f"; {gone:,} were erased" if gone else ""
         report.add("sketches", opened.findings(walk.altered), opened.describe())
         report.add("gradients", check_gradients(gradients, log, erasures), compared)
         _add_data_status(report, has_data=identities is not None)

@@ -79,6 +79,7 @@ def test_what_was_erased_is_nowhere_in_the_folder_and_the_log_verifies(sim: Ledg
     said = " ".join(check.detail for check in found.checks)
     assert f"{erased.records} sketches" in said
     assert f"custody entry {erased.event}" in said
+    assert f"{24 - erased.gradients} stored gradients were compared with their commitments; {erased.gradients}" in said
     assert BASIS in json.dumps([event.json() for event in read_custody(sim.run)[1:]])
     assert not list(sim.run.rglob("*.partial"))
 
