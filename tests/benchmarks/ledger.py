@@ -112,7 +112,7 @@ def verified_log(run: Path, signer: Signer) -> None:
     Raises:
         AssertionError: If it is not in order: then its speed means nothing.
     """
-    verdict = verify_log_folder(run, Trust(keys=(signer.vkey,)), payloads=False).verdict
+    verdict = verify_log_folder(run, Trust(vkeys=(signer.vkey,)), payloads=False).verdict
     assert verdict.exit_code == 0, verdict.findings
 
 
@@ -173,7 +173,7 @@ def _with_sketches(run: Path, data: DataManifest, signer: Signer, records: int) 
 
 
 def _verified_run(run: Path, signer: Signer) -> None:
-    verdict = verify_log_folder(run, Trust(keys=(signer.vkey,))).verdict
+    verdict = verify_log_folder(run, Trust(vkeys=(signer.vkey,))).verdict
     assert verdict.exit_code == 0, verdict.findings
 
 
