@@ -14,7 +14,8 @@ from auditlog.errors import Error
 
 if TYPE_CHECKING:
     from auditlog.datamanifest import DataManifest
-    from auditlog.ledger.reader import RunReader, verify_run
+    from auditlog.ledger.reader import RunReader
+    from auditlog.ledger.verify_run import verify_run
     from auditlog.trust.anchors import Trust
     from auditlog.trust.keys import Signer
     from auditlog.trust.verify import Verdict
@@ -28,7 +29,7 @@ _HOMES = {
     "Signer": "auditlog.trust.keys",
     "Trust": "auditlog.trust.anchors",
     "Verdict": "auditlog.trust.verify",
-    "verify_run": "auditlog.ledger.reader",
+    "verify_run": "auditlog.ledger.verify_run",
 }
 
 

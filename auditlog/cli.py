@@ -202,7 +202,7 @@ def verify(
     Example: gradtrail verify runs/credit --trust bank.vkey --head auditor/credit/00001024.note
     """
     from auditlog import display
-    from auditlog.ledger.reader import verify_run
+    from auditlog.ledger.verify_run import verify_run
     from auditlog.trust.anchors import Trust
 
     if log_only and data is not None:

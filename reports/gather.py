@@ -19,8 +19,9 @@ from auditlog.format.records import Event, EventKind, Flag
 from auditlog.format.tracking import Tracking
 from auditlog.ledger.attempt_steps import AttemptSteps, attempt_steps
 from auditlog.ledger.custody import custody_head, read_custody, read_result
-from auditlog.ledger.reader import RunReader, verify_run
+from auditlog.ledger.reader import RunReader
 from auditlog.ledger.sample_use import MAX_NAMED, Fate, Samples, places, sample_use
+from auditlog.ledger.verify_run import verify_run
 from auditlog.trust.anchors import Trust
 from auditlog.trust.sessions import claimed_keys
 from auditlog.trust.verdict import UNANCHORED, Verdict

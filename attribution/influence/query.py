@@ -28,7 +28,7 @@ from attribution.sketch.layout import SketchLayout
 from attribution.training.snapshot import load_trainable
 from auditlog.errors import ReadError
 from auditlog.format.records import EventKind
-from auditlog.ledger.erase import count_erased
+from auditlog.ledger.custody import erased_samples
 from auditlog.ledger.reader import RunReader
 
 FINAL = "snapshots/final"
@@ -152,7 +152,8 @@ def ask(
         manifest.data.rows,
     )
     superseded = sum(len(rank.records()) for rank in reader.ranks) - len(records)
-    erased = count_erased(reader, records)
+    gone = erased_samples(reader.path)
+    erased = sum(place in gone for place in zip(records["source_id"].tolist(), records["row"].tolist(), strict=True))
     facts = RunFacts(manifest, records, len(others), estimators.unmeasured(steps), superseded, erased)
     return build_result(facts, question, answers[0], scores, preview)
 

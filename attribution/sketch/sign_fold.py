@@ -43,12 +43,8 @@ class SignFold:
             values: ``(B, k)`` float32: entries ``start`` to ``start + k`` of one flattened gradient per row.
             start: Number of the first entry.
         """
-        length = values.shape[1]
-        signs = self.stretch(start, length)
-        if length <= SPAN * self.dim:
-            sums.narrow(1, (self.offset + start) % self.dim, length).addcmul_(values, signs)
-        else:
-            self.add_products(sums.unsqueeze(1), values, signs.unsqueeze(0), start)
+        signs = self.stretch(start, values.shape[1])
+        self.add_products(sums.unsqueeze(1), values, signs.unsqueeze(0), start)
 
     def add_products(self, sums: Tensor, values: Tensor, factors: Tensor, start: int = 0) -> None:
         """Add the sketches of several forms of the same values, reading them once.

@@ -11,9 +11,9 @@ from auditlog.format.records import EventKind
 from auditlog.ledger.appender import Appender
 from auditlog.ledger.heads import OnHead, check_on_head, set_aside
 from auditlog.ledger.ranks import rank_folder, rank_head
-from auditlog.ledger.reader import verify_log_folder
 from auditlog.ledger.resume import read_standing
 from auditlog.ledger.shards import cut_shards
+from auditlog.ledger.verify_run import verify_log_folder
 from auditlog.trust.anchors import Trust
 from auditlog.trust.keys import Signer
 from auditlog.trust.verdict import Verdict

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,16 +120,26 @@ class CustodyLog:
             log.close()
 
 
-def read_custody(run: Path, name: str = FOLDER) -> list[Event]:
-    """Return the acts in the custody log ``run/name``, the opening included; empty if there is no custody log.
+def read_custody(run: Path) -> list[Event]:
+    """Return the acts in a run's custody log, the opening included; empty if there is no custody log.
 
     Stored, not verified: see ``verify_run``.
     """
-    database = Path(run) / name / DATABASE
+    return read_acts(Path(run) / FOLDER)
+
+
+def read_acts(folder: Path) -> list[Event]:
+    """Return the acts in the custody log in ``folder``, as ``read_custody`` does."""
+    database = folder / DATABASE
     if not database.exists():
         return []
     with StoredLog(database) as log:
         return [stored.event for stored in log.events(refuse)]
+
+
+def erased_samples(run: Path) -> Mapping[tuple[int, int], int]:
+    """Return ``(source_id, row) -> custody entry`` of the samples that were erased. Stored, not verified."""
+    return read_erasures(read_custody(run)).samples
 
 
 def custody_head(run: Path) -> Note | None:
@@ -150,10 +160,11 @@ def read_result(run: Path, name: str) -> dict[str, Any]:
         FormatError: If it is not what the log committed to.
     """
     file = f"{RESULTS}/{name}.json"
-    commitment = _commitments(read_custody(run)).get(file)
+    acts = read_custody(run)
+    commitment = _commitments(acts).get(file)
     if commitment is None:
         raise ReadError(f"no act in the custody log of {run} names {file}")
-    erasure = read_erasures(read_custody(run)).results.get(file)
+    erasure = read_erasures(acts).results.get(file)
     if erasure is not None:
         raise ReadError(f"{file} was erased under custody entry {erasure}, because it named an erased sample")
     finding = _check_result(Path(run) / FOLDER, file, *commitment)

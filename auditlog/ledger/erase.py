@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from auditlog.errors import DataError, UsageError
 from auditlog.format.commitments import SALT_BYTES
@@ -80,13 +79,13 @@ def erase(run: Path, rows: Sequence[tuple[str, int]], basis: str, signer: Signer
         indices = sorted(_index(reader.manifest.data.sources, place) for place in places)
         width = reader.manifest.sketch.dim * len(reader.manifest.sketch.forms)
     custody = CustodyLog.open(run, signer)
-    steps = sorted(set().union(*(each.steps for each in uses)))
+    steps = set().union(*(each.steps for each in uses))
     results = tuple(_results_that_name(run, set(places)))
     records = sum(len(each.sketches) for each in uses)
-    event = _announce(run, custody, places, steps, results, basis, records)
+    event = _announce(run, custody, places, sorted(steps), results, basis, records)
     for each in uses:
         _wipe(each.folder / SALTS, [(SALT_BYTES * index, SALT_BYTES) for index in indices])
-        gradients = [place for step, place in each.gradients.items() if step in set(steps)]
+        gradients = [place for step, place in each.gradients.items() if step in steps]
         _wipe_rows(each.folder, [*each.sketches, *gradients], width)
         numbers = [shard * SHARD_ROWS + row for shard, row in gradients]
         _wipe(each.folder / STEP_SALTS, [(SALT_BYTES * number, SALT_BYTES) for number in numbers])
@@ -184,8 +183,9 @@ def _wipe_rows(folder: Path, places: Iterable[Place], width: int) -> None:
     by_shard: dict[int, list[int]] = defaultdict(list)
     for shard, row in places:
         by_shard[shard].append(row)
+    header = header_bytes(width)
     for shard, rows in by_shard.items():
-        spans = [(header_bytes(width) + row * width, width) for row in rows]
+        spans = [(header + row * width, width) for row in rows]
         _wipe(folder / SKETCHES / f"{shard:06d}.npy", spans)
 
 
@@ -217,10 +217,3 @@ def _remove(path: Path) -> None:
         sync_folder(path.parent)
     except OSError as error:
         raise disk_error(path, error) from error
-
-
-def count_erased(reader: RunReader, records: NDArray[np.void]) -> int:
-    """Return how many of these records are of samples that the custody log says were erased. Stored, not verified."""
-    samples = read_erasures(read_custody(reader.path)).samples
-    places = zip(records["source_id"].tolist(), records["row"].tolist(), strict=True) if samples else ()
-    return sum(place in samples for place in places)

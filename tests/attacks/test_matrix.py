@@ -21,7 +21,8 @@ import pytest
 
 from auditlog.errors import ReadError
 from auditlog.ledger.columns import TABLES
-from auditlog.ledger.reader import RunReader, verify_run
+from auditlog.ledger.reader import RunReader
+from auditlog.ledger.verify_run import verify_run
 from auditlog.trust.anchors import Trust
 from auditlog.trust.verdict import CODES, Finding, unreadable
 from auditlog.trust.verify import verify_log

@@ -14,7 +14,7 @@ import pytest
 from auditlog.errors import ReadError, StoreError, UsageError
 from auditlog.ledger.abandon import seal_abandoned
 from auditlog.ledger.columns import TABLES
-from auditlog.ledger.reader import verify_run
+from auditlog.ledger.verify_run import verify_run
 from auditlog.trust.keys import Signer
 from tests.attacks.ledger_simulator import LedgerSimulator
 from tests.support import SNAPSHOT, Plan

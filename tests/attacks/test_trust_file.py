@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from auditlog.errors import FormatError, KeyFileError, ReadError, UsageError
-from auditlog.ledger.reader import verify_run
+from auditlog.ledger.verify_run import verify_run
 from auditlog.trust.anchors import Revocation, Trust
 from auditlog.trust.keys import Signer
 from tests.attacks.ledger_simulator import KEPT, LedgerSimulator

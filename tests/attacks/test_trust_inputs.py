@@ -15,7 +15,7 @@ from auditlog.format.canonical import canonical_bytes
 from auditlog.format.notes import LogCheckpoint, Note, sign_note
 from auditlog.format.records import EventKind
 from auditlog.ledger.custody import CustodyLog, custody_head
-from auditlog.ledger.reader import verify_run
+from auditlog.ledger.verify_run import verify_run
 from auditlog.trust.anchors import Revocation, Trust
 from auditlog.trust.certificates import make_certificate, parse_certificate
 from auditlog.trust.keys import Signer

@@ -32,8 +32,9 @@ from auditlog.format.digests import sha256
 from auditlog.format.records import RECORD, EventKind
 from auditlog.ledger.appender import Appender
 from auditlog.ledger.ledger import BATCH_ENTRIES, RunLedger
-from auditlog.ledger.reader import RunReader, verify_log_folder
+from auditlog.ledger.reader import RunReader
 from auditlog.ledger.store import DATABASE, MANIFEST, StoredLog
+from auditlog.ledger.verify_run import verify_log_folder
 from auditlog.ledger.view import refuse
 from auditlog.trust.anchors import Trust
 from auditlog.trust.certificates import make_certificate, session_name

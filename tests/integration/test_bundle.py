@@ -19,7 +19,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from auditlog import cli
 from auditlog.bundle import verify_gradtrail as verifier
 from auditlog.bundle.export import export_run
 from auditlog.bundle.proof import prove_entry
@@ -29,7 +28,7 @@ from auditlog.format.records import EventKind
 from auditlog.ledger.abandon import seal_abandoned
 from auditlog.ledger.custody import CustodyLog, custody_head
 from auditlog.ledger.ledger import RunLedger
-from auditlog.ledger.reader import verify_run
+from auditlog.ledger.verify_run import verify_run
 from auditlog.trust.keys import Signer
 from tests.attacks import ledger_simulator
 from tests.attacks.test_matrix import LEVELS, ROWS, Row
@@ -62,20 +61,6 @@ def unpacked(original: LedgerSimulator, tmp_path_factory: pytest.TempPathFactory
 def bundle(unpacked: Bundle, tmp_path: Path) -> Bundle:
     """A copy to spoil."""
     return Bundle(Path(shutil.copytree(unpacked.folder, tmp_path / "bundle")))
-
-
-@pytest.fixture
-def gradtrail(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["gradtrail", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(left.value.code or 0), captured.out, captured.err
-
-    return run
 
 
 # --- what is written ------------------------------------------------------------------------------------------

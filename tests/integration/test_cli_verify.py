@@ -9,8 +9,8 @@ import shutil
 import stat
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,28 +22,6 @@ from auditlog.trust.keys import Signer
 from tests.support import LedgerSimulator, Plan, simulated_steps, write_sources
 
 ROOT = Path(__file__).parents[2]
-
-
-@dataclass(frozen=True)
-class Output:
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def gradtrail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Run the command line in this process."""
-
-    def run(*arguments: object) -> Output:
-        monkeypatch.setattr(sys, "argv", ["gradtrail", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        captured = capsys.readouterr()
-        code = left.value.code
-        return Output(code if isinstance(code, int) else 0, captured.out, captured.err)
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +211,7 @@ def test_k11_key_trouble_is_exit_3_without_a_secret_or_a_traceback(gradtrail, tm
     gradtrail("keygen", key, "--name", "bank.example/audit", "--passphrase-file", secret)
     sim = LedgerSimulator(tmp_path / "crashed", Plan(steps=1)).write(seal=False)
 
-    def seal(passphrase: Path) -> Output:
+    def seal(passphrase: Path) -> Any:
         return gradtrail("seal", sim.run, "--abandon", "--key", key, "--passphrase-file", passphrase)
 
     outcomes = [seal(wrong), seal(tmp_path / "missing")]

@@ -19,7 +19,8 @@ from auditlog.errors import ReadError, StoreError
 from auditlog.format.notes import Note
 from auditlog.ledger.abandon import seal_abandoned
 from auditlog.ledger.ledger import RunLedger
-from auditlog.ledger.reader import RunReader, verify_run
+from auditlog.ledger.reader import RunReader
+from auditlog.ledger.verify_run import verify_run
 from auditlog.trust.anchors import Trust
 from auditlog.trust.keys import Signer
 from tests.support import LedgerSimulator, Plan, simulated_steps, write_sources

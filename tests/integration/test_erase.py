@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from auditlog import cli
 from auditlog.errors import DataError, UsageError
 from auditlog.format.records import EventKind
 from auditlog.ledger import erase as erase_module
 from auditlog.ledger.custody import CustodyLog, read_custody
 from auditlog.ledger.erase import erase
-from auditlog.ledger.reader import RunReader, verify_run
+from auditlog.ledger.reader import RunReader
+from auditlog.ledger.verify_run import verify_run
 from auditlog.trust.anchors import Trust
 from auditlog.trust.verdict import Verdict
 from tests.support import LedgerSimulator, Plan
@@ -199,32 +199,20 @@ def test_a_basis_must_be_given(sim: LedgerSimulator) -> None:
 
 
 def test_the_command_says_what_went_and_what_is_left(
-    sim: LedgerSimulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    sim: LedgerSimulator, tmp_path: Path, gradtrail: Callable[..., Any]
 ) -> None:
     sim.signer.save(tmp_path / "key.p12", "correct horse")
     (tmp_path / "pass").write_text("correct horse\n")
     (tmp_path / "pass").chmod(0o600)
-    run = _command(monkeypatch, capsys)
     options = ["--source", SOURCE, "--row", str(ROW), "--basis", BASIS, "--key", str(tmp_path / "key.p12")]
     options += ["--passphrase-file", str(tmp_path / "pass")]
-    code, out = run("erase", sim.run, *options)
+    code, _, err = gradtrail("erase", sim.run, *options)
     assert code == 2
-    assert "cannot be undone" in out
-    code, out = run("erase", sim.run, *options, "--yes")
+    assert "cannot be undone" in err
+    code, out, _ = gradtrail("erase", sim.run, *options, "--yes")
     assert code == 0, out
     for words in ("salts", "gradients of", "custody entry 1", "backups", "trained weights"):
         assert words in out
-    code, out = run("verify", sim.run, "--trust", tmp_path / "key.vkey")
+    code, out, _ = gradtrail("verify", sim.run, "--trust", tmp_path / "key.vkey")
     assert code == 0
     assert "erased" in out
-
-
-def _command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    def run(*arguments: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["gradtrail", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(left.value.code or 0), captured.out + captured.err
-
-    return run

@@ -21,7 +21,8 @@ from auditlog.errors import FormatError, ReadError, StoreError
 from auditlog.format.records import EventKind
 from auditlog.ledger.custody import CustodyLog
 from auditlog.ledger.ledger import RunLedger
-from auditlog.ledger.reader import RunReader, verify_run
+from auditlog.ledger.reader import RunReader
+from auditlog.ledger.verify_run import verify_run
 from auditlog.trust.anchors import Revocation, Trust
 from auditlog.trust.keys import Signer
 from auditlog.trust.verdict import Verdict, unreadable

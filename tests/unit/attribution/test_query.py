@@ -26,7 +26,8 @@ from auditlog.datamanifest import DataManifest
 from auditlog.errors import DataError, ReadError
 from auditlog.format.records import EventKind
 from auditlog.ledger.custody import read_custody, read_result
-from auditlog.ledger.reader import RunReader, verify_run
+from auditlog.ledger.reader import RunReader
+from auditlog.ledger.verify_run import verify_run
 from auditlog.trust.anchors import Trust
 from auditlog.trust.keys import Signer
 

@@ -12,7 +12,7 @@ from auditlog.errors import FormatError, ReadError, StoreError, UsageError
 from auditlog.format.notes import Note
 from auditlog.format.records import EventKind
 from auditlog.ledger.custody import CustodyLog, custody_head, read_custody, read_result
-from auditlog.ledger.reader import verify_run
+from auditlog.ledger.verify_run import verify_run
 from auditlog.trust.anchors import Trust
 from auditlog.trust.keys import Signer
 from tests.support import LedgerSimulator, Plan

@@ -15,11 +15,12 @@ from auditlog.format.records import EventKind
 from auditlog.ledger import appender as appender_module
 from auditlog.ledger import ledger as ledger_module
 from auditlog.ledger.ledger import RunLedger
-from auditlog.ledger.reader import RunReader, verify_run
+from auditlog.ledger.reader import RunReader
 from auditlog.ledger.salts import Salts
 from auditlog.ledger.shards import SHARD_ROWS
 from auditlog.ledger.steps import StepWriter
 from auditlog.ledger.store import Store
+from auditlog.ledger.verify_run import verify_run
 from auditlog.trust.keys import Signer
 from tests.support import LedgerSimulator, Plan, make_manifest, simulated_steps, write_sources
 

@@ -17,7 +17,8 @@ from auditlog.ledger.abandon import seal_abandoned
 from auditlog.ledger.conservation import recompute
 from auditlog.ledger.ledger import RunLedger, StepEntry
 from auditlog.ledger.ranks import rank_folder, rank_head
-from auditlog.ledger.reader import RunReader, verify_run
+from auditlog.ledger.reader import RunReader
+from auditlog.ledger.verify_run import verify_run
 from auditlog.trust.anchors import Trust
 from auditlog.trust.keys import Signer
 from auditlog.trust.ranks import rank_origin, run_origin

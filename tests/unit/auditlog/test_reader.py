@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from auditlog.datamanifest.identities import data_identities
 from auditlog.errors import DataError, FormatError, ReadError
 from auditlog.format.records import EventKind
-from auditlog.ledger.reader import RunReader, data_identities, verify_run
+from auditlog.ledger.reader import RunReader
+from auditlog.ledger.verify_run import verify_run
 from auditlog.trust.anchors import Trust
 from tests.support import LedgerSimulator, Plan
 

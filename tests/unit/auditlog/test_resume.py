@@ -22,7 +22,8 @@ from auditlog.ledger.abandon import seal_abandoned
 from auditlog.ledger.appender import Appender
 from auditlog.ledger.conservation import recompute
 from auditlog.ledger.ledger import RunLedger, StepEntry
-from auditlog.ledger.reader import RunReader, verify_run
+from auditlog.ledger.reader import RunReader
+from auditlog.ledger.verify_run import verify_run
 from auditlog.ledger.writer import LedgerWriter
 from auditlog.trust.anchors import Trust
 from auditlog.trust.keys import Signer

@@ -12,8 +12,9 @@ from auditlog.errors import StoreError
 from auditlog.format.records import EventKind
 from auditlog.ledger import writer as writer_module
 from auditlog.ledger.ledger import RunLedger, StepEntry
-from auditlog.ledger.reader import RunReader, verify_run
+from auditlog.ledger.reader import RunReader
 from auditlog.ledger.shards import ShardWriter
+from auditlog.ledger.verify_run import verify_run
 from auditlog.ledger.writer import LedgerTroubleWarning, LedgerWriter
 from tests.support import LedgerSimulator, Plan, simulated_steps
 

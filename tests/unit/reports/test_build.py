@@ -16,7 +16,8 @@ from auditlog.format.digests import sha256
 from auditlog.format.notes import Note
 from auditlog.format.records import EventKind
 from auditlog.ledger.custody import CustodyLog, custody_head, read_custody
-from auditlog.ledger.reader import RunReader, verify_run
+from auditlog.ledger.reader import RunReader
+from auditlog.ledger.verify_run import verify_run
 from auditlog.trust.anchors import Trust
 from auditlog.trust.keys import Signer
 from reports.art26 import assemble
