@@ -21,7 +21,7 @@ import sys
 import zipfile
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -519,7 +519,8 @@ class Log:
         self.tail: Any = None  # the records of the step that a row group ends in
         # what the commitments open to
         self.shard: tuple[int, Any] = (-1, None)
-        self.unopened: list[tuple[int, int, str, bytes, bytes]] = []  # seq, sample, place, what is hashed, commitment
+        self.unopened: list[tuple[Any, ...]] = []  # what, seq, sample, place, what is hashed, commitment
+        self.odd: list[tuple[Any, ...]] = []  # gradients that do not open: what, place, text, seq
         self.missing: dict[tuple[Any, ...], tuple[str, int, int]] = {}  # what is not there -> in words, entry, number
         self.present: dict[tuple[Any, ...], int] = {}  # what could have been erased and is there -> first entry
         self.erased: dict[tuple[Any, ...], int] = {}  # of a custody log: what it says was erased -> its entry
@@ -920,7 +921,8 @@ class Log:
                 self.opened += 1
                 hashed = scales[i].tobytes() + sketch
                 if sha256(b"\x11", salt, hashed) != commitment and len(self.unopened) <= MAX_LISTED:
-                    self.unopened.append((seq, sample, f"sketches/{shard:06d}.npy row {row}", hashed, commitment))
+                    place_of_sketch = f"sketches/{shard:06d}.npy row {row}"
+                    self.unopened.append((what, seq, sample, place_of_sketch, hashed, commitment))
 
     def _open_gradient(self, seq: int, step: tuple[int, ...], gradient: dict[str, Any]) -> None:
         shard, row = whole(gradient, "shard", "row")
@@ -935,7 +937,7 @@ class Log:
         scales = struct.pack("<ff", *values)
         if sketch is not None and sha256(b"\x12", salt, scales, sketch).hex() != gradient["commitment"]:
             text = f"event {seq}: the stored sketch of the step's gradient is not the committed one"
-            self.add("E_PAYLOAD", f"sketches/{shard:06d}.npy row {row}", text, seq)
+            self.odd.append((what, f"sketches/{shard:06d}.npy row {row}", text, seq))
 
     def _open_result(self, seq: int, file: str, commitment: str) -> None:
         names = [self.folder + re.sub(r"\.json$", ".salt", file), self.folder + file]
@@ -948,9 +950,12 @@ class Log:
         elif sha256(b"\x13", *map(self.bundle.read, names)).hex() != commitment:
             self.add("E_EVENT", file, f"{file} is not what entry {seq} committed to", seq)
 
-    def _check_payloads(self) -> None:
-        salts = {sample: self.salts[sample].tobytes() for _, sample, *_ in self.unopened}
-        for seq, sample, place, hashed, commitment in self.unopened:
+    def _check_payloads(self, erased: Collection[tuple[Any, ...]]) -> None:
+        for _, place, text, seq in (odd for odd in self.odd if odd[0] not in erased):
+            self.add("E_PAYLOAD", place, text, seq)
+        unopened = [each for each in self.unopened if each[0] not in erased]
+        salts = {sample: self.salts[sample].tobytes() for _, _, sample, *_ in unopened}
+        for _, seq, sample, place, hashed, commitment in unopened:
             owner = next((s for s, salt in salts.items() if sha256(b"\x11", salt, hashed) == commitment), None)
             if owner is not None:
                 self.add("E_OPENING", "salts.bin", f"record {seq}: its sample {sample} has sample {owner}'s salt", seq)
@@ -961,6 +966,7 @@ class Log:
     def settle(self, erased: dict[tuple[Any, ...], int]) -> None:
         """Report what is gone and was not erased, and what was erased and is not gone."""
         self.report.log = self.folder
+        self._check_payloads(erased)
         for what, (words, seq, count) in self.missing.items():
             if what not in erased:
                 text = f"{words} is missing without an erasure event, first for entry {seq} ({count} uses)"
@@ -1105,7 +1111,6 @@ class Log:
                 text = f"entries {size} to {max(heads)[0] - 1} were signed and lost; that was accepted at entry {at}"
                 self.add("E_LOSS_ACCEPTED", "events", text, at)
         self._check_counts(seq)
-        self._check_payloads()
 
     def _check_counts(self, seq: int) -> None:
         """Compare the seal's counts, and look at records whose step has no event."""

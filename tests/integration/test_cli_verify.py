@@ -409,3 +409,16 @@ def test_a_shorter_run_is_sealed_with_accept_loss_only(gradtrail, tmp_path: Path
     assert verdict.code == 5
     assert "E_LOSS_ACCEPTED" in verdict.out
     assert "were signed and then lost; the loss was accepted at entry" in verdict.out
+
+
+def test_log_only_leaves_sketches_and_salts_unread_and_says_so(sim: LedgerSimulator, gradtrail) -> None:
+    trust = ("--trust", sim.folder / "bank.vkey")
+    shutil.rmtree(sim.run / "sketches")
+    (sim.run / "salts.bin").unlink()
+    assert gradtrail("verify", sim.run, *trust).code == 5
+    done = gradtrail("verify", sim.run, *trust, "--log-only")
+    assert done.code == 0
+    assert "whether sketches and salts are those that were committed" in " ".join(done.out.split())
+    sim.sql("UPDATE records SET step = step + 1 WHERE seq = 5")
+    assert gradtrail("verify", sim.run, *trust, "--log-only").code == 4
+    assert gradtrail("verify", sim.run, *trust, "--log-only", "--data", sim.data_folder).code == 2

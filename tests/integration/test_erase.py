@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from auditlog.bundle.export import export_run
 from auditlog.errors import DataError, UsageError
 from auditlog.format.records import EventKind
 from auditlog.ledger import erase as erase_module
@@ -19,6 +20,7 @@ from auditlog.ledger.reader import RunReader
 from auditlog.ledger.verify_run import verify_run
 from auditlog.trust.anchors import Trust
 from auditlog.trust.verdict import Verdict
+from tests import bundles
 from tests.support import LedgerSimulator, Plan
 
 SOURCE, ROW, INDEX = "part-1.jsonl", 3, 15  # part-0.jsonl has 12 rows
@@ -216,3 +218,37 @@ def test_the_command_says_what_went_and_what_is_left(
     code, out, _ = gradtrail("verify", sim.run, "--trust", tmp_path / "key.vkey")
     assert code == 0
     assert "erased" in out
+
+
+# --- the verifier that shares no code with ours ---------------------------------------------------------------
+
+
+def second_verdict(sim: LedgerSimulator, tmp_path: Path) -> bundles.Outcome:
+    out = tmp_path / "bundle.zip"
+    export_run(sim.run, out, payloads=True, force=True)
+    return bundles.check(out, keys=[sim.signer.vkey])
+
+
+def test_the_second_verifier_takes_an_erasure_for_what_it_is(sim: LedgerSimulator, tmp_path: Path) -> None:
+    erase(sim.run, [(SOURCE, ROW)], BASIS, sim.signer)
+    assert second_verdict(sim, tmp_path).code == 0
+    sim.erase_salt(INDEX - 1)
+    found = second_verdict(sim, tmp_path)
+    assert (found.code, found.codes) == (5, {"E_ERASED"})
+
+
+@pytest.mark.parametrize("left", ["salts.bin", "step_salts.bin", "sketches/000000.npy"])
+def test_both_verifiers_see_what_should_be_gone(sim: LedgerSimulator, tmp_path: Path, left: str) -> None:
+    before = (sim.run / left).read_bytes()
+    erase(sim.run, [(SOURCE, ROW)], BASIS, sim.signer)
+    (sim.run / left).write_bytes(before)
+    assert (verdict(sim).exit_code, codes(sim)) == (5, {"E_ERASED"})
+    found = second_verdict(sim, tmp_path)
+    assert (found.code, found.codes) == (5, {"E_ERASED"})
+
+
+def test_for_the_second_verifier_too_a_stranger_excuses_nothing(sim: LedgerSimulator, tmp_path: Path) -> None:
+    erase(sim.run, [(SOURCE, ROW)], BASIS, LedgerSimulator(tmp_path / "stranger").signer)
+    found = second_verdict(sim, tmp_path)
+    assert found.code == 6
+    assert "E_ERASED" in found.codes

@@ -26,6 +26,7 @@ from auditlog.datamanifest import DataManifest
 from auditlog.errors import DataError, ReadError
 from auditlog.format.records import EventKind
 from auditlog.ledger.custody import read_custody, read_result
+from auditlog.ledger.erase import erase
 from auditlog.ledger.reader import RunReader
 from auditlog.ledger.verify_run import verify_run
 from auditlog.trust.anchors import Trust
@@ -291,3 +292,14 @@ def test_what_is_shown_has_every_figure_and_no_markup_of_others(run: Path, data:
 @pytest.mark.parametrize(("prompt", "given", "joined"), [("a.", "b", " b"), ("a ", "b", "b"), ("a.", "\nb", "\nb")])
 def test_an_answer_follows_its_prompt_by_one_space_at_most(prompt: str, given: str, joined: str) -> None:
     assert query.follow_on(prompt, given) == joined
+
+
+def test_an_erased_sample_leads_no_list_and_its_absence_is_said(run: Path, signer: Signer) -> None:
+    first = ask(run).top_for[0]
+    assert not any("erased" in limit for limit in ask(run).limits)
+    erase(run, [(first.path, first.row)], "GDPR Art. 17(1)(a)", signer)
+    result = ask(run)
+    assert (first.path, first.row) not in [(row.path, row.row) for row in (*result.top_for, *result.top_against)]
+    assert [
+        limit for limit in result.limits if limit.startswith(f"{first.uses} records are of samples that were erased")
+    ]

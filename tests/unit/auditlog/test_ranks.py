@@ -15,6 +15,7 @@ from auditlog.format.notes import Note
 from auditlog.format.records import EventKind
 from auditlog.ledger.abandon import seal_abandoned
 from auditlog.ledger.conservation import recompute
+from auditlog.ledger.erase import erase
 from auditlog.ledger.ledger import RunLedger, StepEntry
 from auditlog.ledger.ranks import rank_folder, rank_head
 from auditlog.ledger.reader import RunReader
@@ -295,3 +296,27 @@ def test_an_abandoned_run_is_closed_on_every_rank(sealed: tuple[int, ...], tmp_p
 def test_the_logs_of_one_run_are_known_by_their_origins(origin: str, run: str) -> None:
     assert run_origin(origin) == run
     assert run_origin(rank_origin(origin, 0)) == run
+
+
+def test_an_erased_sample_is_gone_from_every_rank(sim: LedgerSimulator) -> None:
+    """Every rank stores the gradient of all ranks' samples, whoever saw the erased one."""
+    with RunReader.open(sim.run) as reader:
+        theirs = [r.records()[(r.records()["source_id"] == 0) & (r.records()["row"] == 2)] for r in reader.ranks]
+        gradients = [
+            {event.json()["step"]: event.json()["gradient"]["row"] for event in rank.events(EventKind.STEP)}
+            for rank in reader.ranks
+        ]
+    steps = set(np.concatenate([own["step"] for own in theirs]).tolist())
+    assert steps
+    assert not all(len(own) for own in theirs)  # some rank never saw it
+    erased = erase(sim.run, [("part-0.jsonl", 2)], "GDPR Art. 17(1)(a)", sim.signer)
+    assert (erased.records, erased.gradients) == (sum(map(len, theirs)), len(steps))
+    for rank in range(WORLD):
+        folder = rank_folder(sim.run, rank)
+        shard = np.load(folder / "sketches" / "000000.npy")
+        salts = np.fromfile(folder / "step_salts.bin", np.uint8).reshape(-1, 32)
+        assert not shard[theirs[rank]["shard_row"]].any()
+        for step, row in gradients[rank].items():
+            assert (bool(shard[row].any()), bool(salts[row].any())) == (step not in steps, step not in steps)
+        assert not (folder / "salts.bin").read_bytes()[32 * 2 : 32 * 3].strip(b"\0")
+    assert verify_run(sim.run, sim.trust("key")).exit_code == 0

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from benchmarks import bars, fidelity, medians, memory, overhead, profiling, run, workloads
+from benchmarks import bars, fidelity, ledger, medians, memory, overhead, profiling, run, workloads
 from benchmarks.audited import Audited, Seconds
 from benchmarks.replaced import Stopwatch, timed
 from hypothesis import given
@@ -26,6 +26,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from training_fixtures import one_thread
 from transformers.pytorch_utils import Conv1D
+
+from auditlog.ledger.reader import RunReader
+from auditlog.trust.keys import Signer
+from tests.support import write_sources
 
 __all__ = ["one_thread"]
 
@@ -276,6 +280,17 @@ class TestMemory:
         held = memory.peaks(workload, step)
         assert held.step - plain.step > 55 * self.MB
         assert (held.blocks - plain.blocks > 55 * self.MB) == (where == "backward")
+
+
+class TestLedger:
+    def test_the_log_it_writes_is_one_that_verifies(self, tmp_path: Path) -> None:
+        data, signer = write_sources(tmp_path / "data", (40, 40)), Signer.generate("bank.example/audit")
+        assert ledger.written(tmp_path / "run", data, signer, 300) > 0
+        ledger.verified_log(tmp_path / "run", signer)
+        with RunReader.open(tmp_path / "run") as reader:
+            assert len(reader.records()) == 300
+        with pytest.raises(AssertionError):
+            ledger.verified_log(tmp_path / "run", Signer.generate("bank.example/audit"))
 
 
 class TestBars:
